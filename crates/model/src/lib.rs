@@ -1,0 +1,1 @@
+//! The pure part: objects, cluster, endpoint choice, desired state.

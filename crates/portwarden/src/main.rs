@@ -1,0 +1,2 @@
+//! Portwarden.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Namespaces, traffic, an API server and scenarios for tests.
