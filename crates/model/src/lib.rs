@@ -1,1 +1,32 @@
-//! The pure part: objects, cluster, endpoint choice, desired state.
+//! The pure middle of Portwarden: from objects to the desired state of the node.
+//!
+//! Nothing in here has a clock, a socket or a file. [`Cluster`] takes [`Event`]s and keeps one [`Desired`] per IP family;
+//! a [`Dataplane`] brings a kernel to it. `ARCHITECTURE.md` tells how the parts hang together.
+
+mod changes;
+mod dataplane;
+mod desired;
+mod endpoints;
+mod event;
+mod ip;
+pub mod manifest;
+mod name;
+pub mod object;
+mod pool;
+mod problem;
+mod settings;
+mod timestamp;
+
+pub use changes::{Changes, GoneFrontend};
+pub use dataplane::{Dataplane, Gauge, Isolated, Report, SyncError};
+pub use desired::{
+    Desired, Exposure, Frontend, HealthCheck, Masquerade, NodePortAddresses, NodeView, PodTraffic, PoolKind,
+    ProxiedPort, ProxiedService, SourceRanges, Totals, Verdict,
+};
+pub use event::{Event, Kind};
+pub use ip::{Family, PerFamily, normalise, parse_cidr, parse_ip};
+pub use name::{Interner, Name, NamespacedName, PortName, Protocol};
+pub use pool::{Backend, Pool};
+pub use problem::Problem;
+pub use settings::{DetectLocal, NodePortRange, Settings};
+pub use timestamp::Timestamp;

@@ -1,0 +1,277 @@
+//! Services: what is proxied, under which addresses, with which policies.
+
+use std::net::IpAddr;
+use std::num::{NonZeroU16, NonZeroU32};
+
+use ipnet::IpNet;
+
+use crate::ip::{Family, PerFamily, parse_cidr, parse_ip};
+use crate::manifest::{self, LABEL_PROXY_NAME};
+use crate::name::{Interner, Name, NamespacedName, Protocol};
+use crate::problem::{Problem, Problems};
+
+/// How long a client stays with its endpoint when the Service does not say.
+const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
+
+/// The type of a proxied Service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServiceType {
+    /// Reachable inside the cluster.
+    ClusterIp,
+    /// Also on a port of every node.
+    NodePort,
+    /// Also through a load balancer.
+    LoadBalancer,
+}
+
+/// One port of a Service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServicePort {
+    /// Its name, possibly empty.
+    pub name: Name,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// Its number on all addresses.
+    pub port: u16,
+    /// Its number on every node.
+    pub node_port: Option<NonZeroU16>,
+}
+
+/// A Service that is proxied in at least one family. Two equal values need the same rules.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Service {
+    /// Who it is.
+    pub name: NamespacedName,
+    /// Its type.
+    pub kind: ServiceType,
+    /// Its cluster address in each family; a family without one does not proxy it.
+    pub cluster_ips: PerFamily<Option<IpAddr>>,
+    /// Its ports; of two with the same name and protocol the last counts.
+    pub ports: Box<[ServicePort]>,
+    /// `spec.externalIPs`, both families, in order.
+    pub external_ips: Box<[IpAddr]>,
+    /// Load-balancer addresses that are to be treated as ours, both families, in order.
+    pub load_balancer_ips: Box<[IpAddr]>,
+    /// `spec.loadBalancerSourceRanges`, both families; see [`Service::source_ranges`].
+    pub load_balancer_source_ranges: Box<[IpNet]>,
+    /// Session affinity by client address, with its timeout in seconds.
+    pub affinity: Option<NonZeroU32>,
+    /// `internalTrafficPolicy: Local`.
+    pub internal_policy_local: bool,
+    /// `externalTrafficPolicy: Local`, where the type lets it count.
+    pub external_policy_local: bool,
+    /// The port on which load balancers ask for this node's endpoints.
+    pub health_check_node_port: Option<NonZeroU16>,
+}
+
+impl Service {
+    /// Settles a Service. `None` when it is not to be proxied at all: headless, ExternalName, or another proxy's.
+    pub fn from_manifest(from: &manifest::Service, names: &mut Interner) -> (Option<Service>, Vec<Problem>) {
+        let name = NamespacedName::new(&from.metadata.namespace, &from.metadata.name);
+        let mut problems = Problems::of("Service", &name);
+        let service = settle(from, name, names, &mut problems);
+        (service, problems.into_vec())
+    }
+
+    /// External addresses of one family.
+    pub fn external_ips(&self, family: Family) -> impl Iterator<Item = IpAddr> {
+        self.external_ips.iter().copied().filter(move |ip| Family::of(*ip) == family)
+    }
+
+    /// Load-balancer addresses of one family.
+    pub fn load_balancer_ips(&self, family: Family) -> impl Iterator<Item = IpAddr> {
+        self.load_balancer_ips.iter().copied().filter(move |ip| Family::of(*ip) == family)
+    }
+
+    /// Source ranges of one family. Empty means that everybody may come: nothing was given for this family, or one of the
+    /// ranges covers all of it.
+    pub fn source_ranges(&self, family: Family) -> Vec<IpNet> {
+        let ranges = || self.load_balancer_source_ranges.iter().filter(|net| Family::of_net(net) == family);
+        if ranges().any(|net| net.prefix_len() == 0) { Vec::new() } else { ranges().copied().collect() }
+    }
+}
+
+fn settle(
+    from: &manifest::Service,
+    name: NamespacedName,
+    names: &mut Interner,
+    problems: &mut Problems,
+) -> Option<Service> {
+    let spec = &from.spec;
+    if from.metadata.labels.contains_key(LABEL_PROXY_NAME) || matches!(spec.cluster_ip.as_str(), "" | "None")
+    {
+        return None;
+    }
+    let kind = match spec.r#type.as_str() {
+        "ExternalName" => return None,
+        "NodePort" => ServiceType::NodePort,
+        "LoadBalancer" => ServiceType::LoadBalancer,
+        "ClusterIP" | "" => ServiceType::ClusterIp,
+        other => {
+            problems.add("spec.type", format!("{other:?} is not a known type; treated as ClusterIP"));
+            ServiceType::ClusterIp
+        }
+    };
+    let cluster_ips = cluster_ips(spec, problems);
+    if cluster_ips.v4.is_none() && cluster_ips.v6.is_none() {
+        return None;
+    }
+    let external_policy_local = spec.external_traffic_policy == "Local"
+        && (kind != ServiceType::ClusterIp || !spec.external_ips.is_empty());
+    Some(Service {
+        name,
+        kind,
+        cluster_ips,
+        ports: ports(spec, names, problems),
+        external_ips: external_ips(spec, problems),
+        load_balancer_ips: load_balancer_ips(&from.status),
+        load_balancer_source_ranges: source_ranges(spec, problems),
+        affinity: affinity(spec, problems),
+        internal_policy_local: spec.internal_traffic_policy.as_deref() == Some("Local"),
+        external_policy_local,
+        health_check_node_port: health_check_node_port(spec, kind, external_policy_local, problems),
+    })
+}
+
+fn cluster_ips(spec: &manifest::ServiceSpec, problems: &mut Problems) -> PerFamily<Option<IpAddr>> {
+    let mut ips = PerFamily::default();
+    if spec.ip_families.is_empty() {
+        match parse_ip(&spec.cluster_ip) {
+            Some(ip) => ips[Family::of(ip)] = Some(ip),
+            None => problems
+                .add("spec.clusterIP", format!("{:?} is not an IP address; not proxied", spec.cluster_ip)),
+        }
+        return ips;
+    }
+    for family in Family::BOTH {
+        let index = (0..spec.cluster_ips.len())
+            .find(|i| spec.ip_families.get(*i).map(String::as_str) == Some(family.as_str()));
+        let Some(index) = index else { continue };
+        let text = &spec.cluster_ips[index];
+        ips[family] = parse_ip(text).filter(|ip| Family::of(*ip) == family);
+        if ips[family].is_none() {
+            problems.add(
+                format!("spec.clusterIPs[{index}]"),
+                format!("{text:?} is not an {family} address; not proxied for {family}"),
+            );
+        }
+    }
+    ips
+}
+
+fn ports(spec: &manifest::ServiceSpec, names: &mut Interner, problems: &mut Problems) -> Box<[ServicePort]> {
+    let mut ports: Vec<ServicePort> = Vec::with_capacity(spec.ports.len());
+    for (index, port) in spec.ports.iter().enumerate() {
+        let Some(protocol) = Protocol::parse(&port.protocol) else {
+            problems.add(
+                format!("spec.ports[{index}].protocol"),
+                format!("{:?} is not TCP, UDP or SCTP; port left out", port.protocol),
+            );
+            continue;
+        };
+        let Some(number) = port_number(port.port) else {
+            problems.add(
+                format!("spec.ports[{index}].port"),
+                format!("{} is not a port number; port left out", port.port),
+            );
+            continue;
+        };
+        if port.node_port != 0 && port_number(port.node_port).is_none() {
+            problems.add(
+                format!("spec.ports[{index}].nodePort"),
+                format!("{} is not a port number; node port left out", port.node_port),
+            );
+        }
+        let settled = ServicePort {
+            name: names.name(&port.name),
+            protocol,
+            port: number.get(),
+            node_port: port_number(port.node_port),
+        };
+        match ports.iter_mut().find(|p| p.name == settled.name && p.protocol == protocol) {
+            Some(same) => *same = settled,
+            None => ports.push(settled),
+        }
+    }
+    ports.into()
+}
+
+fn external_ips(spec: &manifest::ServiceSpec, problems: &mut Problems) -> Box<[IpAddr]> {
+    let mut ips = Vec::with_capacity(spec.external_ips.len());
+    for (index, text) in spec.external_ips.iter().enumerate() {
+        match parse_ip(text) {
+            Some(ip) => ips.push(ip),
+            None if text.trim().is_empty() => {}
+            None => problems.add(
+                format!("spec.externalIPs[{index}]"),
+                format!("{text:?} is not an IP address; left out"),
+            ),
+        }
+    }
+    ips.into()
+}
+
+fn load_balancer_ips(status: &manifest::ServiceStatus) -> Box<[IpAddr]> {
+    let ours =
+        |ingress: &&manifest::LoadBalancerIngress| matches!(ingress.ip_mode.as_deref(), None | Some("VIP"));
+    status.load_balancer.ingress.iter().filter(ours).filter_map(|ingress| parse_ip(&ingress.ip)).collect()
+}
+
+fn source_ranges(spec: &manifest::ServiceSpec, problems: &mut Problems) -> Box<[IpNet]> {
+    let mut ranges = Vec::with_capacity(spec.load_balancer_source_ranges.len());
+    for (index, text) in spec.load_balancer_source_ranges.iter().enumerate() {
+        match parse_cidr(text.trim()) {
+            Some(net) => ranges.push(net),
+            None if text.trim().is_empty() => {}
+            None => problems.add(
+                format!("spec.loadBalancerSourceRanges[{index}]"),
+                format!("{text:?} is not a CIDR such as 192.0.2.0/24; left out, which can leave the address open to all"),
+            ),
+        }
+    }
+    ranges.into()
+}
+
+fn affinity(spec: &manifest::ServiceSpec, problems: &mut Problems) -> Option<NonZeroU32> {
+    if spec.session_affinity != "ClientIP" {
+        return None;
+    }
+    let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
+    let seconds = match config.and_then(|client| client.timeout_seconds) {
+        Some(seconds) => u32::try_from(seconds).unwrap_or(0),
+        None => DEFAULT_AFFINITY_SECONDS,
+    };
+    NonZeroU32::new(seconds).or_else(|| {
+        problems.add(
+            "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
+            format!("must be above 0; {DEFAULT_AFFINITY_SECONDS} is used"),
+        );
+        NonZeroU32::new(DEFAULT_AFFINITY_SECONDS)
+    })
+}
+
+fn health_check_node_port(
+    spec: &manifest::ServiceSpec,
+    kind: ServiceType,
+    external_policy_local: bool,
+    problems: &mut Problems,
+) -> Option<NonZeroU16> {
+    if kind != ServiceType::LoadBalancer || !external_policy_local {
+        return None;
+    }
+    let port = port_number(spec.health_check_node_port);
+    if port.is_none() {
+        problems.add(
+            "spec.healthCheckNodePort",
+            format!(
+                "{} is not a port number; load balancers cannot ask this node for its endpoints",
+                spec.health_check_node_port
+            ),
+        );
+    }
+    port
+}
+
+fn port_number(number: i32) -> Option<NonZeroU16> {
+    u16::try_from(number).ok().and_then(NonZeroU16::new)
+}

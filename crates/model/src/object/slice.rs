@@ -1,0 +1,324 @@
+//! EndpointSlices, in a form that costs about as many bytes as the addresses themselves.
+//!
+//! A cluster has few Services but up to hundreds of thousands of endpoints, so an endpoint is one address and six bytes;
+//! names of nodes and hints are kept once per slice.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::num::NonZeroU16;
+
+use crate::ip::{Family, parse_ip};
+use crate::manifest::{self, ANNOTATION_TRIGGER_TIME, LABEL_HEADLESS, LABEL_SERVICE_NAME};
+use crate::name::{Interner, Name, NamespacedName, Protocol};
+use crate::problem::{Problem, Problems};
+use crate::timestamp::Timestamp;
+
+/// The state of an endpoint, as given: nothing is derived from anything else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Conditions {
+    /// Takes traffic.
+    pub ready: bool,
+    /// Answers, perhaps while going away.
+    pub serving: bool,
+    /// Is going away.
+    pub terminating: bool,
+}
+
+/// Zones and nodes that should use an endpoint.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Hints {
+    /// Zones; empty when there is no zone hint.
+    pub zones: Box<[Name]>,
+    /// Nodes; empty when there is no node hint.
+    pub nodes: Box<[Name]>,
+}
+
+/// A port that every endpoint of a slice has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlicePort {
+    /// Matches the name of a Service's port.
+    pub name: Name,
+    /// Matches the protocol of a Service's port.
+    pub protocol: Protocol,
+    /// The number on the endpoints.
+    pub port: NonZeroU16,
+}
+
+/// One endpoint of a slice, unpacked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Endpoint<'a> {
+    /// Its address.
+    pub ip: IpAddr,
+    /// Its state.
+    pub conditions: Conditions,
+    /// The node it runs on, if known.
+    pub node: Option<&'a Name>,
+    /// Its hints: an index into [`EndpointSlice::hints`].
+    pub hints: Option<usize>,
+}
+
+/// An EndpointSlice of one family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndpointSlice {
+    /// Who it is.
+    pub name: NamespacedName,
+    /// The Service it belongs to.
+    pub service: NamespacedName,
+    /// Its ports.
+    pub ports: Box<[SlicePort]>,
+    /// When the change that led to this content happened.
+    pub trigger_time: Option<Timestamp>,
+    addresses: Addresses,
+    details: Box<[Detail]>,
+    nodes: Box<[Name]>,
+    hints: Box<[Hints]>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Addresses {
+    V4(Box<[[u8; 4]]>),
+    V6(Box<[[u8; 16]]>),
+}
+
+/// What else is known of an endpoint; [`NONE`] stands for an absent index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Detail {
+    node: u16,
+    hints: u16,
+    conditions: u8,
+}
+
+const NONE: u16 = u16::MAX;
+const READY: u8 = 1;
+const SERVING: u8 = 2;
+const TERMINATING: u8 = 4;
+
+impl EndpointSlice {
+    /// Settles a slice. `None` when it is not to be used: headless, without a Service, or of neither IP family.
+    pub fn from_manifest(
+        from: &manifest::EndpointSlice,
+        names: &mut Interner,
+    ) -> (Option<EndpointSlice>, Vec<Problem>) {
+        let name = NamespacedName::new(&from.metadata.namespace, &from.metadata.name);
+        let mut problems = Problems::of("EndpointSlice", &name);
+        let slice = settle(from, name, names, &mut problems);
+        (slice, problems.into_vec())
+    }
+
+    /// The family of all its endpoints.
+    pub fn family(&self) -> Family {
+        match self.addresses {
+            Addresses::V4(_) => Family::V4,
+            Addresses::V6(_) => Family::V6,
+        }
+    }
+
+    /// How many endpoints it has.
+    pub fn len(&self) -> usize {
+        self.details.len()
+    }
+
+    /// Whether it has no endpoint.
+    pub fn is_empty(&self) -> bool {
+        self.details.is_empty()
+    }
+
+    /// Its endpoints, in order.
+    pub fn endpoints(&self) -> impl Iterator<Item = Endpoint<'_>> {
+        self.details.iter().enumerate().map(|(index, detail)| Endpoint {
+            ip: match &self.addresses {
+                Addresses::V4(all) => IpAddr::from(all[index]),
+                Addresses::V6(all) => IpAddr::from(all[index]),
+            },
+            conditions: detail.conditions(),
+            node: self.nodes.get(usize::from(detail.node)),
+            hints: (detail.hints != NONE).then_some(usize::from(detail.hints)),
+        })
+    }
+
+    /// The distinct hints of its endpoints.
+    pub fn hints(&self) -> &[Hints] {
+        &self.hints
+    }
+}
+
+impl Detail {
+    fn conditions(self) -> Conditions {
+        Conditions {
+            ready: self.conditions & READY != 0,
+            serving: self.conditions & SERVING != 0,
+            terminating: self.conditions & TERMINATING != 0,
+        }
+    }
+}
+
+fn settle(
+    from: &manifest::EndpointSlice,
+    name: NamespacedName,
+    names: &mut Interner,
+    problems: &mut Problems,
+) -> Option<EndpointSlice> {
+    if from.metadata.labels.contains_key(LABEL_HEADLESS) {
+        return None;
+    }
+    let family = match from.address_type.as_str() {
+        "IPv4" => Family::V4,
+        "IPv6" => Family::V6,
+        other => {
+            problems.add("addressType", format!("{other:?} endpoints cannot be proxied; slice left out"));
+            return None;
+        }
+    };
+    let service = from.metadata.labels.get(LABEL_SERVICE_NAME).filter(|service| !service.is_empty());
+    let (Some(service), false, false) =
+        (service, from.metadata.namespace.is_empty(), from.metadata.name.is_empty())
+    else {
+        problems.add(format!("metadata.labels[{LABEL_SERVICE_NAME}]"), "no Service is named; slice left out");
+        return None;
+    };
+    let mut packed = Packer::new(family, from.endpoints.len());
+    for (index, endpoint) in from.endpoints.iter().enumerate() {
+        if let Err((field, text)) = packed.push(endpoint, names) {
+            problems.add(format!("endpoints[{index}]{field}"), text);
+        }
+    }
+    let ports = ports(from, names, problems);
+    let trigger_time = from.metadata.annotations.get(ANNOTATION_TRIGGER_TIME).and_then(|text| {
+        let time = Timestamp::parse(text);
+        if time.is_none() {
+            problems.add(
+                format!("metadata.annotations[{ANNOTATION_TRIGGER_TIME}]"),
+                format!("{text:?} is not an RFC 3339 time; ignored"),
+            );
+        }
+        time
+    });
+    Some(EndpointSlice {
+        service: NamespacedName::new(&from.metadata.namespace, service),
+        name,
+        ports,
+        trigger_time,
+        addresses: packed.addresses(),
+        details: packed.details.into(),
+        nodes: packed.nodes.into(),
+        hints: packed.hints.into(),
+    })
+}
+
+fn ports(from: &manifest::EndpointSlice, names: &mut Interner, problems: &mut Problems) -> Box<[SlicePort]> {
+    let mut ports = Vec::with_capacity(from.ports.len());
+    for (index, port) in from.ports.iter().enumerate() {
+        let protocol = Protocol::parse(port.protocol.as_deref().unwrap_or_default());
+        let number = port.port.and_then(|number| u16::try_from(number).ok()).and_then(NonZeroU16::new);
+        match (&port.name, protocol, number) {
+            (Some(name), Some(protocol), Some(port)) => {
+                ports.push(SlicePort { name: names.name(name), protocol, port })
+            }
+            (None, _, _) => problems.add(format!("ports[{index}].name"), "missing; port left out"),
+            (_, None, _) => {
+                problems.add(format!("ports[{index}].protocol"), "not TCP, UDP or SCTP; port left out")
+            }
+            (_, _, None) => problems.add(format!("ports[{index}].port"), "not a port number; port left out"),
+        }
+    }
+    ports.into()
+}
+
+/// Packs endpoints, keeping each distinct name and hint once.
+struct Packer<'a> {
+    family: Family,
+    v4: Vec<[u8; 4]>,
+    v6: Vec<[u8; 16]>,
+    details: Vec<Detail>,
+    nodes: Vec<Name>,
+    node_index: HashMap<&'a str, u16>,
+    hints: Vec<Hints>,
+    hint_index: HashMap<Hints, u16>,
+}
+
+type Fault = (&'static str, String);
+
+impl<'a> Packer<'a> {
+    fn new(family: Family, count: usize) -> Self {
+        let (v4, v6) = match family {
+            Family::V4 => (count, 0),
+            Family::V6 => (0, count),
+        };
+        Packer {
+            family,
+            v4: Vec::with_capacity(v4),
+            v6: Vec::with_capacity(v6),
+            details: Vec::with_capacity(count),
+            nodes: Vec::new(),
+            node_index: HashMap::new(),
+            hints: Vec::new(),
+            hint_index: HashMap::new(),
+        }
+    }
+
+    fn push(&mut self, endpoint: &'a manifest::Endpoint, names: &mut Interner) -> Result<(), Fault> {
+        let text = endpoint.addresses.first().ok_or((".addresses", "empty; endpoint left out".to_owned()))?;
+        let ip = parse_ip(text).filter(|ip| Family::of(*ip) == self.family);
+        let ip = ip.ok_or_else(|| {
+            (".addresses[0]", format!("{text:?} is not an {} address; endpoint left out", self.family))
+        })?;
+        let node = match &endpoint.node_name {
+            Some(node) => self.node(node, names)?,
+            None => NONE,
+        };
+        let hints = match &endpoint.hints {
+            Some(hints) => self.hint(hints, names)?,
+            None => NONE,
+        };
+        let given = endpoint.conditions.unwrap_or_default();
+        let flag = |on: Option<bool>, absent: bool, bit: u8| if on.unwrap_or(absent) { bit } else { 0 };
+        let conditions = flag(given.ready, true, READY)
+            | flag(given.serving, true, SERVING)
+            | flag(given.terminating, false, TERMINATING);
+        match ip {
+            IpAddr::V4(ip) => self.v4.push(ip.octets()),
+            IpAddr::V6(ip) => self.v6.push(ip.octets()),
+        }
+        self.details.push(Detail { node, hints, conditions });
+        Ok(())
+    }
+
+    fn node(&mut self, node: &'a str, names: &mut Interner) -> Result<u16, Fault> {
+        if let Some(index) = self.node_index.get(node) {
+            return Ok(*index);
+        }
+        let index = next_index(self.nodes.len(), ".nodeName")?;
+        self.nodes.push(names.name(node));
+        self.node_index.insert(node, index);
+        Ok(index)
+    }
+
+    fn hint(&mut self, from: &manifest::EndpointHints, names: &mut Interner) -> Result<u16, Fault> {
+        let mut list = |hints: &[manifest::Hint]| hints.iter().map(|hint| names.name(&hint.name)).collect();
+        let hints = Hints { zones: list(&from.for_zones), nodes: list(&from.for_nodes) };
+        if hints.zones.is_empty() && hints.nodes.is_empty() {
+            return Ok(NONE);
+        }
+        if let Some(index) = self.hint_index.get(&hints) {
+            return Ok(*index);
+        }
+        let index = next_index(self.hints.len(), ".hints")?;
+        self.hints.push(hints.clone());
+        self.hint_index.insert(hints, index);
+        Ok(index)
+    }
+
+    fn addresses(&mut self) -> Addresses {
+        match self.family {
+            Family::V4 => Addresses::V4(std::mem::take(&mut self.v4).into()),
+            Family::V6 => Addresses::V6(std::mem::take(&mut self.v6).into()),
+        }
+    }
+}
+
+fn next_index(len: usize, field: &'static str) -> Result<u16, Fault> {
+    u16::try_from(len)
+        .ok()
+        .filter(|index| *index != NONE)
+        .ok_or_else(|| (field, format!("more than {NONE} different values in one slice; endpoint left out")))
+}

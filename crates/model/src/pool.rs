@@ -1,0 +1,120 @@
+//! Pools: the endpoints that a frontend may use, packed tightly and shared.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+/// One endpoint of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Backend {
+    /// Its address.
+    pub ip: IpAddr,
+    /// Its port.
+    pub port: u16,
+    /// Whether it runs on this node.
+    pub local: bool,
+}
+
+impl Backend {
+    /// Address and port.
+    pub fn address(&self) -> SocketAddr {
+        SocketAddr::new(self.ip, self.port)
+    }
+}
+
+/// An ordered list of endpoints without duplicates, sorted by the text `ip:port` (so `10.0.1.10:80` comes before `10.0.1.1:80`).
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Pool(Option<Arc<Packed>>);
+
+#[derive(PartialEq, Eq)]
+enum Packed {
+    V4(Box<[Entry<4>]>),
+    V6(Box<[Entry<16>]>),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Entry<const N: usize> {
+    ip: [u8; N],
+    port: u16,
+    local: bool,
+}
+
+impl Pool {
+    /// Packs endpoints of one family, which come in the right order.
+    pub fn new(backends: &[Backend]) -> Pool {
+        match backends.first() {
+            None => Pool(None),
+            Some(first) if first.ip.is_ipv4() => {
+                Pool(Some(Arc::new(Packed::V4(backends.iter().filter_map(pack_v4).collect()))))
+            }
+            Some(_) => Pool(Some(Arc::new(Packed::V6(backends.iter().filter_map(pack_v6).collect())))),
+        }
+    }
+
+    /// How many endpoints there are.
+    pub fn len(&self) -> usize {
+        match self.0.as_deref() {
+            None => 0,
+            Some(Packed::V4(all)) => all.len(),
+            Some(Packed::V6(all)) => all.len(),
+        }
+    }
+
+    /// Whether there is no endpoint.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The endpoint at a position.
+    pub fn get(&self, index: usize) -> Option<Backend> {
+        match self.0.as_deref()? {
+            Packed::V4(all) => {
+                all.get(index).map(|e| Backend { ip: IpAddr::from(e.ip), port: e.port, local: e.local })
+            }
+            Packed::V6(all) => {
+                all.get(index).map(|e| Backend { ip: IpAddr::from(e.ip), port: e.port, local: e.local })
+            }
+        }
+    }
+
+    /// The endpoints, in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Backend> + '_ {
+        (0..self.len()).map(|index| self.get(index).expect("the index is below the length"))
+    }
+
+    /// Whether an endpoint has this address and port.
+    pub fn contains(&self, address: SocketAddr) -> bool {
+        self.iter().any(|backend| backend.address() == address)
+    }
+
+    /// Whether both are the same allocation, which makes comparing them free.
+    pub fn shares_with(&self, other: &Pool) -> bool {
+        match (&self.0, &other.0) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            (None, None) => true,
+            _ => false,
+        }
+    }
+}
+
+fn pack_v4(backend: &Backend) -> Option<Entry<4>> {
+    match backend.ip {
+        IpAddr::V4(ip) => Some(Entry { ip: ip.octets(), port: backend.port, local: backend.local }),
+        IpAddr::V6(_) => None,
+    }
+}
+
+fn pack_v6(backend: &Backend) -> Option<Entry<16>> {
+    match backend.ip {
+        IpAddr::V6(ip) => Some(Entry { ip: ip.octets(), port: backend.port, local: backend.local }),
+        IpAddr::V4(_) => None,
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list()
+            .entries(self.iter().map(|b| format!("{}{}", b.address(), if b.local { " local" } else { "" })))
+            .finish()
+    }
+}

@@ -1,0 +1,70 @@
+//! What the operator decided and no object tells.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::name::Name;
+use crate::timestamp::Timestamp;
+
+/// How traffic from pods of this node (or cluster) is told from all other traffic.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DetectLocal {
+    /// By source address within the cluster's pod ranges; the first of each family counts.
+    ClusterCidr(Vec<IpNet>),
+    /// By source address within the Node's `spec.podCIDRs`; the first of each family counts.
+    NodeCidr,
+    /// By arrival on this bridge.
+    BridgeInterface(Name),
+    /// By arrival on an interface whose name starts like this.
+    InterfaceNamePrefix(Name),
+    /// Not at all.
+    Off,
+}
+
+/// One entry of `nodePortAddresses`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodePortRange {
+    /// Addresses in this range.
+    Cidr(IpNet),
+    /// The Node's own addresses.
+    Primary,
+    /// Loopback addresses.
+    Localhost,
+    /// All addresses.
+    All,
+}
+
+/// The settings that endpoint choice and frontends depend on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The name of the Node we run on.
+    pub node_name: Name,
+    /// How pod traffic is told.
+    pub detect_local: DetectLocal,
+    /// Masquerade all traffic to cluster addresses.
+    pub masquerade_all: bool,
+    /// Node addresses on which node ports answer; empty means all.
+    pub node_port_addresses: Vec<NodePortRange>,
+    /// Whether `spec.externalIPs` count.
+    pub allow_external_ips: bool,
+    /// An explicit address of this node, which replaces the Node's address of its family.
+    pub bind_address: Option<IpAddr>,
+    /// When the process started: older trigger times say nothing about it.
+    pub started: Timestamp,
+}
+
+impl Settings {
+    /// Settings for a node of this name with everything else at its default.
+    pub fn new(node_name: &str) -> Self {
+        Settings {
+            node_name: Name::from(node_name),
+            detect_local: DetectLocal::Off,
+            masquerade_all: false,
+            node_port_addresses: Vec::new(),
+            allow_external_ips: true,
+            bind_address: None,
+            started: Timestamp::from_nanos(0),
+        }
+    }
+}
