@@ -49,6 +49,8 @@ pub struct NodeView {
     pub masquerade_all: bool,
     /// Where node ports answer.
     pub node_ports: NodePortAddresses,
+    /// Whether the ranges that the operator gave for node ports (or none) include loopback addresses.
+    pub node_ports_on_loopback: bool,
     /// The ranges of cluster addresses: one in here that no Service has leads nowhere.
     pub service_cidrs: Box<[IpNet]>,
 }

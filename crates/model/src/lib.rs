@@ -4,13 +4,19 @@
 //! a [`Dataplane`] brings a kernel to it. `ARCHITECTURE.md` tells how the parts hang together.
 
 mod changes;
+mod choice;
+mod claims;
+mod cluster;
 mod dataplane;
 mod desired;
 mod endpoints;
 mod event;
+mod explain;
+mod frontend;
 mod ip;
 pub mod manifest;
 mod name;
+mod node_view;
 pub mod object;
 mod pool;
 mod problem;
@@ -18,12 +24,15 @@ mod settings;
 mod timestamp;
 
 pub use changes::{Changes, GoneFrontend};
+pub use choice::{Reason, Topology};
+pub use cluster::Cluster;
 pub use dataplane::{Dataplane, Gauge, Isolated, Report, SyncError};
 pub use desired::{
     Desired, Exposure, Frontend, HealthCheck, Masquerade, NodePortAddresses, NodeView, PodTraffic, PoolKind,
     ProxiedPort, ProxiedService, SourceRanges, Totals, Verdict,
 };
 pub use event::{Event, Kind};
+pub use explain::{EndpointExplanation, Explanation, FrontendExplanation, FrontendReason, PortExplanation};
 pub use ip::{Family, PerFamily, normalise, parse_cidr, parse_ip};
 pub use name::{Interner, Name, NamespacedName, PortName, Protocol};
 pub use pool::{Backend, Pool};

@@ -21,24 +21,24 @@ impl fmt::Display for Problem {
 
 /// Collects what is wrong with one object while it is read.
 #[derive(Debug, Default)]
-pub struct Problems {
+pub(crate) struct Problems {
     object: String,
     found: Vec<Problem>,
 }
 
 impl Problems {
     /// For the object with this kind and name.
-    pub fn of(kind: &str, name: impl fmt::Display) -> Self {
+    pub(crate) fn of(kind: &str, name: impl fmt::Display) -> Self {
         Problems { object: format!("{kind} {name}"), found: Vec::new() }
     }
 
     /// Notes a problem.
-    pub fn add(&mut self, field: impl Into<String>, text: impl Into<String>) {
+    pub(crate) fn add(&mut self, field: impl Into<String>, text: impl Into<String>) {
         self.found.push(Problem { object: self.object.clone(), field: field.into(), text: text.into() });
     }
 
     /// All that was found.
-    pub fn into_vec(self) -> Vec<Problem> {
+    pub(crate) fn into_vec(self) -> Vec<Problem> {
         self.found
     }
 }

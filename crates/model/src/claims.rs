@@ -1,0 +1,129 @@
+//! Who gets an address and port that several frontends want.
+//!
+//! The reference leaves it to chance. Here the winner depends only on what exists: cluster addresses before external ones before
+//! load-balancer ones before node ports, then the Service whose name sorts first.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use crate::desired::{Exposure, ProxiedService};
+use crate::name::{NamespacedName, Protocol};
+
+/// What can be claimed: an address (none for node ports), a port and a protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Key {
+    pub(crate) ip: Option<IpAddr>,
+    pub(crate) port: u16,
+    pub(crate) protocol: Protocol,
+}
+
+/// The smallest claimant wins.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Claimant {
+    exposure: Exposure,
+    service: NamespacedName,
+}
+
+/// All claims of one family.
+#[derive(Debug, Default)]
+pub(crate) struct Claims {
+    owners: HashMap<Key, Claimant>,
+    /// Those who lost, only where somebody did.
+    losers: HashMap<Key, BTreeSet<Claimant>>,
+}
+
+impl Claims {
+    /// Replaces a Service's claims. Returns the other Services for which something changed.
+    pub(crate) fn update(
+        &mut self,
+        name: &NamespacedName,
+        old: Option<&ProxiedService>,
+        new: Option<&ProxiedService>,
+    ) -> BTreeSet<NamespacedName> {
+        let mut affected = BTreeSet::new();
+        let (old, new) = (claims(old), claims(new));
+        for (key, exposure) in old.iter().filter(|claim| !new.contains(claim)) {
+            self.release(*key, &Claimant { exposure: *exposure, service: name.clone() }, &mut affected);
+        }
+        for (key, exposure) in new.iter().filter(|claim| !old.contains(claim)) {
+            self.claim(*key, Claimant { exposure: *exposure, service: name.clone() }, &mut affected);
+        }
+        affected.remove(name);
+        affected
+    }
+
+    /// Marks every frontend that does not get its traffic.
+    pub(crate) fn mark(&self, name: &NamespacedName, service: &mut ProxiedService) {
+        let mut seen: Vec<Key> = Vec::new();
+        for port in &mut service.ports {
+            let protocol = port.name.protocol;
+            for frontend in &mut port.frontends {
+                let key = Key { ip: frontend.ip, port: frontend.port, protocol };
+                let owned = self
+                    .owners
+                    .get(&key)
+                    .is_some_and(|o| o.exposure == frontend.exposure && o.service == *name);
+                frontend.shadowed = !owned || seen.contains(&key);
+                seen.push(key);
+            }
+        }
+    }
+
+    /// Whether anybody has this.
+    pub(crate) fn is_claimed(&self, key: &Key) -> bool {
+        self.owners.contains_key(key)
+    }
+
+    fn claim(&mut self, key: Key, claimant: Claimant, affected: &mut BTreeSet<NamespacedName>) {
+        let Some(owner) = self.owners.get_mut(&key) else {
+            self.owners.insert(key, claimant);
+            return;
+        };
+        let loser = if claimant < *owner {
+            affected.insert(owner.service.clone());
+            std::mem::replace(owner, claimant)
+        } else {
+            claimant
+        };
+        self.losers.entry(key).or_default().insert(loser);
+    }
+
+    fn release(&mut self, key: Key, claimant: &Claimant, affected: &mut BTreeSet<NamespacedName>) {
+        let losers = self.losers.get_mut(&key);
+        if self.owners.get(&key) != Some(claimant) {
+            if let Some(losers) = losers {
+                losers.remove(claimant);
+                if losers.is_empty() {
+                    self.losers.remove(&key);
+                }
+            }
+            return;
+        }
+        match losers.and_then(BTreeSet::pop_first) {
+            Some(heir) => {
+                affected.insert(heir.service.clone());
+                self.owners.insert(key, heir);
+                if self.losers.get(&key).is_some_and(BTreeSet::is_empty) {
+                    self.losers.remove(&key);
+                }
+            }
+            None => {
+                self.owners.remove(&key);
+            }
+        }
+    }
+}
+
+/// A Service's claims, each once.
+fn claims(service: Option<&ProxiedService>) -> Vec<(Key, Exposure)> {
+    let ports = service.into_iter().flat_map(|service| service.ports.iter());
+    let mut claims: Vec<(Key, Exposure)> = ports
+        .flat_map(|port| {
+            let protocol = port.name.protocol;
+            port.frontends.iter().map(move |f| (Key { ip: f.ip, port: f.port, protocol }, f.exposure))
+        })
+        .collect();
+    claims.sort_unstable();
+    claims.dedup();
+    claims
+}

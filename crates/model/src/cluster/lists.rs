@@ -1,0 +1,50 @@
+//! Which lists came in, and which object belongs to the newest one.
+
+use crate::event::Kind;
+use crate::name::Name;
+
+/// The lists of all kinds. Objects remember the generation of the list (or the watch after it) that brought them.
+#[derive(Debug, Default)]
+pub(super) struct Lists {
+    kinds: [List; 4],
+    zone: Option<Name>,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    generation: u32,
+    synced: bool,
+}
+
+impl Lists {
+    pub(super) fn start(&mut self, kind: Kind) {
+        let list = self.list(kind);
+        list.generation = list.generation.wrapping_add(1);
+    }
+
+    /// Marks the kind as synced and returns the generation of the list that ended.
+    pub(super) fn finish(&mut self, kind: Kind) -> u32 {
+        let list = self.list(kind);
+        list.synced = true;
+        list.generation
+    }
+
+    pub(super) fn generation(&self, kind: Kind) -> u32 {
+        self.kinds[kind as usize].generation
+    }
+
+    pub(super) fn is_synced(&self, kind: Kind) -> bool {
+        self.kinds[kind as usize].synced
+    }
+
+    /// Remembers the node's zone; says whether it is another one than before.
+    pub(super) fn note_zone(&mut self, zone: Option<Name>) -> bool {
+        let changed = self.zone != zone;
+        self.zone = zone;
+        changed
+    }
+
+    fn list(&mut self, kind: Kind) -> &mut List {
+        &mut self.kinds[kind as usize]
+    }
+}

@@ -1,0 +1,353 @@
+//! The cluster as the source tells it, and what follows from it for this node.
+//!
+//! [`Cluster::apply`] stores one event and notes which Services it touches; [`Cluster::resolve`] brings [`Desired`] up to date for those
+//! alone. A change to one slice costs work in proportion to its one Service.
+
+mod lists;
+mod store;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use crate::changes::{Changes, GoneFrontend};
+use crate::choice::Why;
+use crate::claims::{Claims, Key};
+use crate::desired::{Desired, NodeView, ProxiedService};
+use crate::endpoints::Place;
+use crate::event::{Event, Kind};
+use crate::explain::{Explanation, Recorder};
+use crate::frontend::{Context, build};
+use crate::ip::{Family, PerFamily};
+use crate::name::{NamespacedName, Protocol};
+use crate::node_view::{node_view, primary_family};
+use crate::object::Node;
+use crate::settings::Settings;
+use crate::timestamp::Timestamp;
+
+use lists::Lists;
+use store::Store;
+
+/// Objects in, desired state out.
+#[derive(Debug)]
+pub struct Cluster {
+    settings: Settings,
+    store: Store,
+    lists: Lists,
+    host_addresses: Box<[IpAddr]>,
+    families: PerFamily<State>,
+}
+
+/// What is kept for one family.
+#[derive(Debug)]
+struct State {
+    desired: Desired,
+    claims: Claims,
+    dirty: BTreeSet<NamespacedName>,
+    node_changed: bool,
+    trigger_times: HashMap<NamespacedName, Vec<Timestamp>>,
+}
+
+impl Cluster {
+    /// An empty cluster.
+    pub fn new(settings: Settings) -> Self {
+        let families = PerFamily::from_fn(|family| State {
+            desired: Desired::new(family, node_view(family, &settings, None, &[], [].iter())),
+            claims: Claims::default(),
+            dirty: BTreeSet::new(),
+            node_changed: false,
+            trigger_times: HashMap::new(),
+        });
+        Cluster {
+            settings,
+            store: Store::default(),
+            lists: Lists::default(),
+            host_addresses: Box::default(),
+            families,
+        }
+    }
+
+    /// Takes in one event. Returns whether something about the cluster is different now.
+    pub fn apply(&mut self, event: Event) -> bool {
+        match event {
+            Event::ServiceApplied(service) => {
+                let name = service.name.clone();
+                let changed = self.store.apply_service(service, self.lists.generation(Kind::Service));
+                self.touch_if(changed, &name)
+            }
+            Event::ServiceDeleted(name) => {
+                let changed = self.store.delete_service(&name);
+                self.touch_if(changed, &name)
+            }
+            Event::SliceApplied(slice) => self.apply_slice(slice),
+            Event::SliceDeleted(name) => self.delete_slice(&name),
+            Event::NodeApplied(node) if node.name == self.settings.node_name => {
+                let changed = self.store.apply_node(node, self.lists.generation(Kind::Node));
+                self.refresh_if(changed)
+            }
+            Event::NodeDeleted(name) if name == self.settings.node_name => {
+                let changed = self.store.delete_node();
+                self.refresh_if(changed)
+            }
+            Event::NodeApplied(_) | Event::NodeDeleted(_) => false,
+            Event::ServiceCidrApplied(cidr) => {
+                let changed = self.store.apply_service_cidr(cidr, self.lists.generation(Kind::ServiceCidr));
+                self.refresh_if(changed)
+            }
+            Event::ServiceCidrDeleted(name) => {
+                let changed = self.store.delete_service_cidr(&name);
+                self.refresh_if(changed)
+            }
+            Event::ListStarted(kind) => {
+                self.lists.start(kind);
+                false
+            }
+            Event::ListDone(kind) => self.finish_list(kind),
+            Event::HostAddresses(ips) => {
+                let changed = self.host_addresses != ips;
+                self.host_addresses = ips;
+                self.refresh_if(changed)
+            }
+        }
+    }
+
+    /// Whether every kind that decides about traffic was listed once: nothing may be written to the kernel before.
+    pub fn is_synced(&self) -> bool {
+        self.lists.is_synced(Kind::Service) && self.lists.is_synced(Kind::EndpointSlice)
+    }
+
+    /// Whether this kind was listed once.
+    pub fn is_listed(&self, kind: Kind) -> bool {
+        self.lists.is_synced(kind)
+    }
+
+    /// Brings the desired state up to date and tells what differs.
+    pub fn resolve(&mut self) -> PerFamily<Changes> {
+        PerFamily::from_fn(|family| self.resolve_family(family))
+    }
+
+    /// The desired state of a family, as of the last [`Cluster::resolve`].
+    pub fn desired(&self, family: Family) -> &Desired {
+        &self.families[family].desired
+    }
+
+    /// How many Services wait for the next [`Cluster::resolve`] in a family.
+    pub fn pending(&self, family: Family) -> usize {
+        self.families[family].dirty.len()
+    }
+
+    /// Works everything out anew at the next [`Cluster::resolve`], with other settings.
+    pub fn set_settings(&mut self, settings: Settings) {
+        if self.settings != settings {
+            self.settings = settings;
+            self.touch_everything();
+            self.refresh_node_views();
+        }
+    }
+
+    /// The settings in force.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The own Node, once known.
+    pub fn node(&self) -> Option<&Node> {
+        self.store.node()
+    }
+
+    /// The family that the node itself prefers.
+    pub fn primary_family(&self) -> Family {
+        primary_family(&self.settings, self.store.node())
+    }
+
+    /// The names of all known Services that are proxied.
+    pub fn service_names(&self) -> impl Iterator<Item = &NamespacedName> {
+        self.store.service_names()
+    }
+
+    /// Why a Service's frontends and endpoints are what they are. `None` if it is not proxied in this family.
+    pub fn explain(&self, name: &NamespacedName, family: Family) -> Option<Explanation> {
+        let mut recorder = Recorder::default();
+        let mut service = self.build(name, family, &mut recorder)?;
+        self.families[family].claims.mark(name, &mut service);
+        let others = self
+            .store
+            .slices(name)
+            .iter()
+            .filter(|slice| slice.family() != family)
+            .map(|slice| slice.name.clone());
+        Some(recorder.finish(service, others.collect()))
+    }
+
+    fn build(&self, name: &NamespacedName, family: Family, why: &mut impl Why) -> Option<ProxiedService> {
+        let zone = self.store.node().and_then(|node| node.zone.as_ref());
+        let context = Context {
+            family,
+            settings: &self.settings,
+            node: &self.families[family].desired.node,
+            place: Place { node: self.settings.node_name.as_str(), zone: zone.map(|zone| zone.as_str()) },
+        };
+        build(self.store.service(name)?, self.store.slices(name), context, why)
+    }
+
+    fn resolve_family(&mut self, family: Family) -> Changes {
+        let dirty = std::mem::take(&mut self.families[family].dirty);
+        let mut built: Vec<(NamespacedName, Option<ProxiedService>)> = Vec::with_capacity(dirty.len());
+        let mut affected = BTreeSet::new();
+        for name in dirty {
+            let service = self.build(&name, family, &mut ());
+            let state = &mut self.families[family];
+            let old = state.desired.service(&name).map(AsRef::as_ref);
+            affected.append(&mut state.claims.update(&name, old, service.as_ref()));
+            built.push((name, service));
+        }
+        let state = &mut self.families[family];
+        // Neighbours whose claim to an address was won or lost, and which did not change otherwise.
+        affected.retain(|name| built.binary_search_by(|(other, _)| other.cmp(name)).is_err());
+        for name in affected {
+            let service = state.desired.service(&name).map(|service| ProxiedService::clone(service));
+            built.push((name, service));
+        }
+        let mut changes = Changes { node: std::mem::take(&mut state.node_changed), ..Changes::default() };
+        for (name, service) in built {
+            state.replace(&name, service, &mut changes);
+        }
+        changes.trigger_times = state.trigger_times.drain().flat_map(|(_, times)| times).collect();
+        changes
+    }
+
+    fn apply_slice(&mut self, slice: crate::object::EndpointSlice) -> bool {
+        let (name, family, time) = (slice.service.clone(), slice.family(), slice.trigger_time);
+        let outcome = self.store.apply_slice(slice, self.lists.generation(Kind::EndpointSlice));
+        if let Some((old_service, old_family)) = outcome.left {
+            self.families[old_family].dirty.insert(old_service);
+        }
+        if outcome.changed {
+            let state = &mut self.families[family];
+            state.dirty.insert(name.clone());
+            if let Some(time) = time.filter(|time| *time > self.settings.started) {
+                state.trigger_times.entry(name).or_default().push(time);
+            }
+        }
+        outcome.changed
+    }
+
+    fn delete_slice(&mut self, name: &NamespacedName) -> bool {
+        let Some((service, family)) = self.store.delete_slice(name) else { return false };
+        let state = &mut self.families[family];
+        state.trigger_times.remove(&service);
+        state.dirty.insert(service);
+        true
+    }
+
+    /// Removes what the finished list did not bring.
+    fn finish_list(&mut self, kind: Kind) -> bool {
+        let generation = self.lists.finish(kind);
+        let mut changed = false;
+        match kind {
+            Kind::Service => {
+                for name in self.store.unseen_services(generation) {
+                    changed |= self.apply(Event::ServiceDeleted(name));
+                }
+            }
+            Kind::EndpointSlice => {
+                for name in self.store.unseen_slices(generation) {
+                    changed |= self.delete_slice(&name);
+                }
+            }
+            Kind::Node => {
+                let gone = self.store.node_unseen(generation) && self.store.delete_node();
+                changed = self.refresh_if(gone);
+            }
+            Kind::ServiceCidr => {
+                for name in self.store.unseen_service_cidrs(generation) {
+                    changed |= self.apply(Event::ServiceCidrDeleted(name));
+                }
+            }
+        }
+        changed
+    }
+
+    fn touch_if(&mut self, changed: bool, name: &NamespacedName) -> bool {
+        if changed {
+            for family in Family::BOTH {
+                self.families[family].dirty.insert(name.clone());
+            }
+        }
+        changed
+    }
+
+    fn touch_everything(&mut self) {
+        for family in Family::BOTH {
+            let names = self.store.service_names().cloned();
+            self.families[family].dirty.extend(names);
+        }
+    }
+
+    fn refresh_if(&mut self, changed: bool) -> bool {
+        if changed {
+            self.refresh_node_views();
+        }
+        changed
+    }
+
+    /// The node, the host's addresses or the service ranges changed: see what follows.
+    fn refresh_node_views(&mut self) {
+        let zone = self.store.node().and_then(|node| node.zone.clone());
+        let mut touch = self.lists.note_zone(zone);
+        for family in Family::BOTH {
+            let cidrs = self.store.service_cidrs();
+            let view = node_view(family, &self.settings, self.store.node(), &self.host_addresses, cidrs);
+            let state = &mut self.families[family];
+            if view != state.desired.node {
+                touch |= services_depend(&view, &state.desired.node);
+                state.desired.node = view;
+                state.node_changed = true;
+            }
+        }
+        if touch {
+            self.touch_everything();
+        }
+    }
+}
+
+/// Whether the difference between two views can change what any Service gets.
+fn services_depend(new: &NodeView, old: &NodeView) -> bool {
+    new.ip != old.ip || new.pod_traffic != old.pod_traffic || new.masquerade_all != old.masquerade_all
+}
+
+impl State {
+    fn replace(&mut self, name: &NamespacedName, mut service: Option<ProxiedService>, changes: &mut Changes) {
+        if let Some(service) = &mut service {
+            self.claims.mark(name, service);
+        }
+        let old = self.desired.service(name).cloned();
+        let udp_before = old.as_deref().is_some_and(has_udp);
+        let udp_after = service.as_ref().is_some_and(has_udp);
+        if !self.desired.set_service(name, service) {
+            return;
+        }
+        changes.services.insert(name.clone());
+        changes.udp |= udp_before || udp_after;
+        if udp_before && let Some(old) = old {
+            changes.gone.extend(self.gone(&old));
+        }
+    }
+
+    /// UDP frontends of an earlier state that nobody has any more.
+    fn gone<'a>(&'a self, old: &'a ProxiedService) -> impl Iterator<Item = GoneFrontend> + 'a {
+        old.ports.iter().filter(|port| port.protocol() == Protocol::Udp).flat_map(|port| {
+            port.frontends
+                .iter()
+                .map(|frontend| Key { ip: frontend.ip, port: frontend.port, protocol: Protocol::Udp })
+                .filter(|key| !self.claims.is_claimed(key))
+                .map(|key| GoneFrontend { ip: key.ip, port: key.port, protocol: key.protocol })
+        })
+    }
+}
+
+fn has_udp(service: &ProxiedService) -> bool {
+    service.ports.iter().any(|port| port.protocol() == Protocol::Udp)
+}

@@ -1,0 +1,176 @@
+//! Why a Service's frontends and endpoints are what they are, recorded while the deciding code runs.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use crate::choice::{Reason, Topology, Why};
+use crate::desired::{Frontend, PoolKind, ProxiedService, Verdict};
+use crate::endpoints::Candidate;
+use crate::name::{Name, NamespacedName, PortName};
+
+/// Everything that was decided about one Service in one family.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Explanation {
+    /// Its ports.
+    pub ports: Vec<PortExplanation>,
+    /// Slices that were left out because they are of the other family.
+    pub other_family: Vec<NamespacedName>,
+}
+
+/// Everything that was decided about one port.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PortExplanation {
+    /// The port.
+    pub name: PortName,
+    /// How hints narrowed the cluster-wide pool; `None` if no policy needs that pool.
+    pub topology: Option<Topology>,
+    /// Every known endpoint.
+    pub endpoints: Vec<EndpointExplanation>,
+    /// The outcome.
+    pub frontends: Vec<FrontendExplanation>,
+}
+
+/// Why an endpoint is used, or not.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EndpointExplanation {
+    /// The endpoint.
+    pub address: SocketAddr,
+    /// The node it runs on.
+    pub node: Option<Name>,
+    /// Whether it is in the cluster-wide pool; `None` if no policy needs that pool.
+    pub cluster: Option<Reason>,
+    /// Whether it is in the local pool; `None` if no policy needs that pool.
+    pub local: Option<Reason>,
+}
+
+/// What a frontend does, and why.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FrontendExplanation {
+    /// The frontend.
+    pub frontend: Frontend,
+    /// Traffic that starts on this node.
+    pub from_node: FrontendReason,
+    /// All other traffic.
+    pub from_elsewhere: FrontendReason,
+}
+
+/// Why traffic gets its verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FrontendReason {
+    /// Another frontend has the same address and port, and comes first.
+    TakenByAnother,
+    /// No endpoint in the cluster can be used.
+    NoEndpoints,
+    /// The policy is Local, and endpoints are only on other nodes.
+    NoLocalEndpoints,
+    /// The policy is Local, and there are endpoints here.
+    LocalEndpoints,
+    /// Endpoints anywhere in the cluster.
+    ClusterEndpoints,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Reason::Ready => "used: ready",
+            Reason::TerminatingFallback => "used: terminating, but still serving and nothing is ready",
+            Reason::HintedForOtherNodes => "not used: hinted for other nodes",
+            Reason::HintedForOtherZones => "not used: hinted for other zones",
+            Reason::OnAnotherNode => "not used: on another node",
+            Reason::NotReady => "not used: not ready",
+            Reason::TerminatingWhileOthersAreReady => "not used: terminating while others are ready",
+            Reason::TerminatingAndNotServing => "not used: terminating and no longer serving",
+        })
+    }
+}
+
+impl fmt::Display for FrontendReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FrontendReason::TakenByAnother => "another Service has this address and port",
+            FrontendReason::NoEndpoints => "rejected: no usable endpoint anywhere",
+            FrontendReason::NoLocalEndpoints => "dropped: policy Local, endpoints only on other nodes",
+            FrontendReason::LocalEndpoints => "to an endpoint on this node: policy Local",
+            FrontendReason::ClusterEndpoints => "to any endpoint of the cluster",
+        })
+    }
+}
+
+/// Writes down what it hears.
+#[derive(Debug, Default)]
+pub(crate) struct Recorder {
+    ports: Vec<PortExplanation>,
+}
+
+impl Recorder {
+    /// Adds what only the finished Service tells.
+    pub(crate) fn finish(
+        mut self,
+        service: ProxiedService,
+        other_family: Vec<NamespacedName>,
+    ) -> Explanation {
+        for (explanation, port) in self.ports.iter_mut().zip(service.ports) {
+            explanation.frontends = port.frontends.iter().map(explain_frontend).collect();
+        }
+        Explanation { ports: self.ports, other_family }
+    }
+
+    fn endpoint(&mut self, candidate: &Candidate<'_>) -> Option<&mut EndpointExplanation> {
+        let endpoints = &mut self.ports.last_mut()?.endpoints;
+        let address = candidate.address();
+        if let Some(index) = endpoints.iter().position(|known| known.address == address) {
+            return endpoints.get_mut(index);
+        }
+        endpoints.push(EndpointExplanation {
+            address,
+            node: candidate.node.cloned(),
+            cluster: None,
+            local: None,
+        });
+        endpoints.last_mut()
+    }
+}
+
+impl Why for Recorder {
+    fn port(&mut self, name: &PortName) {
+        self.ports.push(PortExplanation {
+            name: name.clone(),
+            topology: None,
+            endpoints: Vec::new(),
+            frontends: Vec::new(),
+        });
+    }
+
+    fn topology(&mut self, topology: Topology) {
+        if let Some(port) = self.ports.last_mut() {
+            port.topology = Some(topology);
+        }
+    }
+
+    fn cluster(&mut self, candidate: &Candidate<'_>, reason: Reason) {
+        if let Some(endpoint) = self.endpoint(candidate) {
+            endpoint.cluster = Some(reason);
+        }
+    }
+
+    fn local(&mut self, candidate: &Candidate<'_>, reason: Reason) {
+        if let Some(endpoint) = self.endpoint(candidate) {
+            endpoint.local = Some(reason);
+        }
+    }
+}
+
+fn explain_frontend(frontend: &Frontend) -> FrontendExplanation {
+    let reason = |verdict| match verdict {
+        _ if frontend.shadowed => FrontendReason::TakenByAnother,
+        Verdict::Reject => FrontendReason::NoEndpoints,
+        Verdict::Drop => FrontendReason::NoLocalEndpoints,
+        Verdict::Forward(PoolKind::Local) => FrontendReason::LocalEndpoints,
+        Verdict::Forward(PoolKind::Cluster) => FrontendReason::ClusterEndpoints,
+    };
+    FrontendExplanation {
+        frontend: frontend.clone(),
+        from_node: reason(frontend.from_node),
+        from_elsewhere: reason(frontend.from_elsewhere),
+    }
+}
