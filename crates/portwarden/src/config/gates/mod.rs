@@ -1,0 +1,317 @@
+//! Feature gates: which exist, which are on, and what may not be asked of them.
+
+mod table;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// How mature a gate's feature is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// Off unless asked for.
+    Alpha,
+    /// Usually on.
+    Beta,
+    /// Settled; the gate will go.
+    Ga,
+    /// On its way out.
+    Deprecated,
+}
+
+impl Stage {
+    /// The value of the label `stage` of the metric `kubernetes_feature_enabled`.
+    pub fn label(self) -> &'static str {
+        match self {
+            Stage::Alpha => "ALPHA",
+            Stage::Beta => "BETA",
+            Stage::Ga => "",
+            Stage::Deprecated => "DEPRECATED",
+        }
+    }
+}
+
+/// The gates that change what this program does; every other gate is accepted without effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Feature {
+    /// Mode `ipvs` may be chosen.
+    KubeProxyIpvs,
+    /// nftables over netlink instead of the `nft` program.
+    NftablesNetlink,
+    /// TCP node ports on loopback addresses in nftables mode.
+    NftablesLocalhostNodePorts,
+    /// `spec.externalIPs` of Services are served.
+    AllowServiceExternalIps,
+    /// The page `/flagz`.
+    ComponentFlagz,
+    /// The page `/statusz`.
+    ComponentStatusz,
+    /// Native histograms in protobuf scrapes.
+    NativeHistograms,
+    /// Log format `json`.
+    LoggingBetaOptions,
+    /// Separate streams and buffers for logs.
+    LoggingAlphaOptions,
+    /// The first list arrives as a stream of watch events.
+    WatchListClient,
+}
+
+impl Feature {
+    /// Every feature with an effect.
+    pub const ALL: [Feature; 10] = [
+        Feature::KubeProxyIpvs,
+        Feature::NftablesNetlink,
+        Feature::NftablesLocalhostNodePorts,
+        Feature::AllowServiceExternalIps,
+        Feature::ComponentFlagz,
+        Feature::ComponentStatusz,
+        Feature::NativeHistograms,
+        Feature::LoggingBetaOptions,
+        Feature::LoggingAlphaOptions,
+        Feature::WatchListClient,
+    ];
+
+    /// The gate's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Feature::KubeProxyIpvs => "KubeProxyIPVS",
+            Feature::NftablesNetlink => "NFTablesNetlink",
+            Feature::NftablesLocalhostNodePorts => "KubeProxyNFTablesLocalhostNodePorts",
+            Feature::AllowServiceExternalIps => "AllowServiceExternalIPs",
+            Feature::ComponentFlagz => "ComponentFlagz",
+            Feature::ComponentStatusz => "ComponentStatusz",
+            Feature::NativeHistograms => "NativeHistograms",
+            Feature::LoggingBetaOptions => "LoggingBetaOptions",
+            Feature::LoggingAlphaOptions => "LoggingAlphaOptions",
+            Feature::WatchListClient => "WatchListClient",
+        }
+    }
+}
+
+/// What is known about one gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gate {
+    /// Its name.
+    pub name: &'static str,
+    /// Its stage.
+    pub stage: Stage,
+    /// Whether it is on when nothing is said.
+    pub default: bool,
+    /// Whether it may only be set to its default.
+    pub locked: bool,
+}
+
+/// Every gate, by name, and whether it is on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FeatureGates {
+    gates: BTreeMap<&'static str, (Gate, bool)>,
+}
+
+/// Something that cannot be asked of the gates.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GateProblem {
+    /// No such gate.
+    #[error("unrecognized feature gate: {0}")]
+    Unknown(String),
+    /// The gate only has its default.
+    #[error("cannot set feature gate {name} to {asked}, feature is locked to {}", !asked)]
+    Locked {
+        /// The gate.
+        name: &'static str,
+        /// The value that was asked for.
+        asked: bool,
+    },
+    /// The gate needs others that are off.
+    #[error("{name} is enabled, but depends on features that are disabled: [{}]", disabled.join(" "))]
+    Depends {
+        /// The gate.
+        name: &'static str,
+        /// The gates it needs and that are off.
+        disabled: Vec<&'static str>,
+    },
+}
+
+/// A gate was set that will cease to exist.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GateNotice {
+    /// The gate.
+    pub name: &'static str,
+    /// The value it was set to.
+    pub value: bool,
+    /// Its stage: GA or deprecated.
+    pub stage: Stage,
+}
+
+impl fmt::Display for GateNotice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stage = if self.stage == Stage::Ga { "GA" } else { "deprecated" };
+        write!(
+            f,
+            "feature gate {} is set to {}, but it is {stage} and a future release will not know it",
+            self.name, self.value
+        )
+    }
+}
+
+const ALL_ALPHA: &str = "AllAlpha";
+const ALL_BETA: &str = "AllBeta";
+
+impl Default for FeatureGates {
+    fn default() -> Self {
+        let gates = table::GROUPS.iter().flat_map(|group| {
+            let (stage, default, locked) = (group.stage, group.default, group.locked);
+            group.names.iter().map(move |name| (*name, (Gate { name, stage, default, locked }, default)))
+        });
+        FeatureGates { gates: gates.collect() }
+    }
+}
+
+impl FeatureGates {
+    /// The defaults with these settings on top, or everything that is wrong with them.
+    pub fn with(settings: &BTreeMap<String, bool>) -> Result<(Self, Vec<GateNotice>), Vec<GateProblem>> {
+        let mut gates = FeatureGates::default();
+        let mut problems = Vec::new();
+        let mut notices = Vec::new();
+        for (all, stage) in [(ALL_ALPHA, Stage::Alpha), (ALL_BETA, Stage::Beta)] {
+            if let Some(value) = settings.get(all) {
+                gates.set_stage(stage, *value);
+            }
+        }
+        for (name, value) in settings {
+            match gates.set(name, *value) {
+                Ok(notice) => notices.extend(notice),
+                Err(problem) => problems.push(problem),
+            }
+        }
+        if problems.is_empty() {
+            problems = gates.unmet_dependencies();
+        }
+        if problems.is_empty() { Ok((gates, notices)) } else { Err(problems) }
+    }
+
+    /// Whether a feature with an effect is on.
+    pub fn enabled(&self, feature: Feature) -> bool {
+        self.is_on(feature.name())
+    }
+
+    /// Every gate in order of name with whether it is on, as the metric `kubernetes_feature_enabled` shows them.
+    pub fn iter(&self) -> impl Iterator<Item = (&Gate, bool)> {
+        self.gates.values().map(|(gate, on)| (gate, *on))
+    }
+
+    fn is_on(&self, name: &str) -> bool {
+        self.gates.get(name).is_some_and(|(_, on)| *on)
+    }
+
+    fn set_stage(&mut self, stage: Stage, value: bool) {
+        for (gate, on) in self.gates.values_mut() {
+            if gate.stage == stage && gate.name != ALL_ALPHA && gate.name != ALL_BETA {
+                *on = value;
+            }
+        }
+    }
+
+    fn set(&mut self, name: &str, value: bool) -> Result<Option<GateNotice>, GateProblem> {
+        let (gate, on) = self.gates.get_mut(name).ok_or_else(|| GateProblem::Unknown(name.to_owned()))?;
+        if gate.locked && gate.default != value {
+            return Err(GateProblem::Locked { name: gate.name, asked: value });
+        }
+        *on = value;
+        let leaving = matches!(gate.stage, Stage::Ga | Stage::Deprecated);
+        Ok(leaving.then_some(GateNotice { name: gate.name, value, stage: gate.stage }))
+    }
+
+    fn unmet_dependencies(&self) -> Vec<GateProblem> {
+        let mut problems = Vec::new();
+        for (name, needs) in table::DEPENDENCIES {
+            let disabled: Vec<_> = needs.iter().copied().filter(|need| !self.is_on(need)).collect();
+            if self.is_on(name) && !disabled.is_empty() {
+                problems.push(GateProblem::Depends { name, disabled });
+            }
+        }
+        problems
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(settings: &[(&str, bool)]) -> Result<(FeatureGates, Vec<GateNotice>), Vec<String>> {
+        FeatureGates::with(&settings.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect())
+            .map_err(|problems| problems.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn the_table_is_whole_and_consistent() {
+        let gates = FeatureGates::default();
+        assert_eq!(gates.iter().count(), 254);
+        assert_eq!(table::GROUPS.iter().map(|group| group.names.len()).sum::<usize>(), 254, "no name twice");
+        for (name, needs) in table::DEPENDENCIES {
+            for gate in needs.iter().chain([name]) {
+                assert!(gates.gates.contains_key(gate), "{gate} is not in the table");
+            }
+        }
+        for feature in Feature::ALL {
+            assert!(gates.gates.contains_key(feature.name()), "{feature:?} is not in the table");
+        }
+        assert_eq!(gates.unmet_dependencies(), [], "the defaults fit together");
+    }
+
+    #[test]
+    fn defaults_of_the_gates_that_matter() {
+        let gates = FeatureGates::default();
+        let off: Vec<_> = Feature::ALL.into_iter().filter(|feature| !gates.enabled(*feature)).collect();
+        assert_eq!(off, [Feature::NftablesLocalhostNodePorts, Feature::LoggingAlphaOptions]);
+    }
+
+    #[test]
+    fn unknown_and_locked_gates_are_all_reported() {
+        let problems = with(&[("Nonsense", true), ("NFTablesProxyMode", false), ("KMSv1", true), ("X", false)]);
+        assert_eq!(
+            problems.unwrap_err(),
+            [
+                "cannot set feature gate NFTablesProxyMode to false, feature is locked to true",
+                "unrecognized feature gate: Nonsense",
+                "unrecognized feature gate: X",
+            ]
+        );
+        let locked_off = with(&[("GitRepoVolumeDriver", true)]).unwrap_err();
+        assert_eq!(locked_off, ["cannot set feature gate GitRepoVolumeDriver to true, feature is locked to false"]);
+    }
+
+    #[test]
+    fn a_locked_gate_may_be_set_to_its_default_and_is_noted() {
+        let (gates, notices) = with(&[("NFTablesProxyMode", true), ("KubeProxyIPVS", false), ("NFTablesNetlink", false)]).unwrap();
+        assert!(!gates.enabled(Feature::KubeProxyIpvs) && !gates.enabled(Feature::NftablesNetlink));
+        let noted: Vec<_> = notices.iter().map(|notice| (notice.name, notice.stage)).collect();
+        assert_eq!(noted, [("KubeProxyIPVS", Stage::Deprecated), ("NFTablesProxyMode", Stage::Ga)]);
+        assert!(notices[0].to_string().contains("deprecated"), "{}", notices[0]);
+    }
+
+    #[test]
+    fn all_alpha_alone_fails_because_alpha_needs_beta() {
+        let problems = with(&[("AllAlpha", true)]).unwrap_err();
+        assert!(
+            problems.contains(&"WorkloadWithJob is enabled, but depends on features that are disabled: [GenericWorkload]".to_owned()),
+            "{problems:?}"
+        );
+    }
+
+    #[test]
+    fn whole_stages_are_set_and_single_gates_win() {
+        let (gates, _) = with(&[("AllAlpha", true), ("AllBeta", true), ("LoggingAlphaOptions", false)]).unwrap();
+        assert!(gates.enabled(Feature::NftablesLocalhostNodePorts));
+        assert!(!gates.enabled(Feature::LoggingAlphaOptions));
+        let (gates, _) = with(&[("AllBeta", false), ("NFTablesNetlink", true)]).unwrap();
+        assert!(gates.enabled(Feature::NftablesNetlink));
+        assert!(!gates.enabled(Feature::ComponentFlagz));
+        assert!(gates.enabled(Feature::AllowServiceExternalIps), "GA gates are no beta gates");
+    }
+
+    #[test]
+    fn a_gate_is_refused_while_what_it_needs_is_off() {
+        let problems = with(&[("PodLevelResources", false)]).unwrap_err();
+        assert_eq!(problems.len(), 3, "{problems:?}");
+        assert!(problems[0].starts_with("InPlacePodLevelResourcesVerticalScaling is enabled"), "{problems:?}");
+    }
+}
