@@ -1,0 +1,499 @@
+//! Rules and the expressions they consist of.
+
+use super::codes::codes;
+use super::register::Register;
+use super::table::{Family, Name, TableId};
+use super::verdict::Verdict;
+use std::time::Duration;
+
+/// A rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// The table it belongs to.
+    pub table: TableId,
+    /// The chain it belongs to.
+    pub chain: Name,
+    /// What it does, from left to right, until one expression does not match.
+    pub expressions: Vec<Expr>,
+    /// A comment for people.
+    pub comment: Option<String>,
+}
+
+impl Rule {
+    /// A rule without comment.
+    pub fn new(table: &TableId, chain: impl Into<Name>, expressions: Vec<Expr>) -> Self {
+        Self { table: table.clone(), chain: chain.into(), expressions, comment: None }
+    }
+
+    /// The same with a comment.
+    pub fn comment(mut self, comment: impl Into<String>) -> Self {
+        self.comment = Some(comment.into());
+        self
+    }
+}
+
+/// One step of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Expr {
+    /// Loads bytes of the packet.
+    Payload {
+        /// From where the offset counts.
+        base: PayloadBase,
+        /// First byte.
+        offset: u32,
+        /// Number of bytes.
+        length: u32,
+        /// Where they go.
+        target: Register,
+    },
+    /// Loads something the kernel knows about the packet.
+    Meta {
+        /// What to load.
+        key: MetaKey,
+        /// Where it goes.
+        target: Register,
+    },
+    /// Changes something the kernel keeps with the packet.
+    SetMeta {
+        /// What to change.
+        key: MetaKey,
+        /// The new value.
+        source: Register,
+    },
+    /// Loads something of the packet's connection.
+    Ct {
+        /// What to load.
+        key: CtKey,
+        /// Of which direction, for keys that need it.
+        direction: Option<Direction>,
+        /// Where it goes.
+        target: Register,
+    },
+    /// Changes something of the packet's connection.
+    SetCt {
+        /// What to change.
+        key: CtKey,
+        /// Of which direction, for keys that need it.
+        direction: Option<Direction>,
+        /// The new value.
+        source: Register,
+    },
+    /// Asks the routing table.
+    Fib {
+        /// What to ask for.
+        result: FibResult,
+        /// What to look up, a mask of [`fib`] values.
+        flags: u32,
+        /// Where the answer goes.
+        target: Register,
+    },
+    /// Compares a register with a value.
+    Cmp {
+        /// The register.
+        source: Register,
+        /// How.
+        operator: CmpOperator,
+        /// The value, as it stands in registers.
+        value: Vec<u8>,
+    },
+    /// Compares a register with a range.
+    Range {
+        /// The register.
+        source: Register,
+        /// Matches outside the range.
+        inverted: bool,
+        /// First value of the range.
+        from: Vec<u8>,
+        /// Last value of the range.
+        to: Vec<u8>,
+    },
+    /// Computes `(source & mask) ^ xor`. `and`, `or` and `xor` with constants are all of this form.
+    Bitwise {
+        /// The operand.
+        source: Register,
+        /// Where the result goes.
+        target: Register,
+        /// Bits to keep.
+        mask: Vec<u8>,
+        /// Bits to turn over.
+        xor: Vec<u8>,
+    },
+    /// Searches a set; without a target the rule goes on if the key is (not) in it.
+    Lookup {
+        /// The set or map.
+        set: Name,
+        /// First register of the key.
+        key: Register,
+        /// Where a map's value goes, [`Register::VERDICT`] for verdict maps.
+        target: Option<Register>,
+        /// Matches keys that are not in the set.
+        inverted: bool,
+    },
+    /// Adds, renews or deletes an element of a set from the packet path.
+    Dynset {
+        /// The set or map.
+        set: Name,
+        /// What to do.
+        operation: DynsetOperation,
+        /// First register of the key.
+        key: Register,
+        /// First register of a map's value.
+        data: Option<Register>,
+        /// The element's timeout, if it differs from the set's.
+        timeout: Option<Duration>,
+    },
+    /// Draws a number.
+    Numgen {
+        /// How.
+        kind: NumgenKind,
+        /// The number is below this, before the offset is added.
+        modulus: u32,
+        /// Added to the number.
+        offset: u32,
+        /// Where it goes.
+        target: Register,
+    },
+    /// Loads a constant.
+    Immediate {
+        /// The constant, as it stands in registers.
+        value: Vec<u8>,
+        /// Where it goes.
+        target: Register,
+    },
+    /// Decides about the packet.
+    Verdict(Verdict),
+    /// Changes the connection's source or destination.
+    Nat {
+        /// Source or destination.
+        kind: NatKind,
+        /// Family of the address.
+        family: Family,
+        /// First register of the address.
+        address: Option<Register>,
+        /// Register of the port.
+        port: Option<Register>,
+        /// A mask of [`nat`] values.
+        flags: u32,
+    },
+    /// Changes the connection's source to the outgoing interface's address.
+    Masquerade {
+        /// A mask of [`nat`] values.
+        flags: u32,
+    },
+    /// Answers the packet with an error.
+    Reject(Reject),
+    /// Counts packets and bytes.
+    Counter {
+        /// Packets so far.
+        packets: u64,
+        /// Bytes so far.
+        bytes: u64,
+    },
+    /// Counts with a named counter of the table.
+    NamedCounter(Name),
+    /// Matches up to a rate.
+    Limit {
+        /// Packets per unit.
+        rate: u64,
+        /// The unit in seconds.
+        per: Duration,
+        /// Packets above the rate that may come at once.
+        burst: u32,
+        /// Matches above the rate.
+        inverted: bool,
+    },
+    /// Writes a line to the kernel's log.
+    Log {
+        /// Text in front of the line.
+        prefix: String,
+    },
+    /// An expression, or a form of one, that this program does not model; kept as it came.
+    Unknown {
+        /// The kernel's name for it.
+        name: String,
+        /// Its attributes.
+        attributes: Vec<u8>,
+    },
+}
+
+codes! {
+    /// From where a payload offset counts.
+    PayloadBase {
+        /// The link layer header.
+        Link = 0 "ll",
+        /// The network header.
+        Network = 1 "nh",
+        /// The transport header.
+        Transport = 2 "th",
+        /// What follows the transport header.
+        Inner = 3 "ih",
+    }
+}
+
+codes! {
+    /// What the kernel knows about a packet.
+    MetaKey {
+        /// Length.
+        Length = 0 "length",
+        /// Ethernet protocol.
+        Protocol = 1 "protocol",
+        /// Traffic class; also free storage between rules for packets that no queue looks at.
+        Priority = 2 "priority",
+        /// Packet mark.
+        Mark = 3 "mark",
+        /// Index of the incoming interface.
+        Iif = 4 "iif",
+        /// Index of the outgoing interface.
+        Oif = 5 "oif",
+        /// Name of the incoming interface.
+        Iifname = 6 "iifname",
+        /// Name of the outgoing interface.
+        Oifname = 7 "oifname",
+        /// User that owns the socket.
+        Skuid = 10 "skuid",
+        /// Group that owns the socket.
+        Skgid = 11 "skgid",
+        /// Tracing of the packet.
+        Nftrace = 12 "nftrace",
+        /// Network protocol family.
+        Nfproto = 15 "nfproto",
+        /// Transport protocol.
+        L4proto = 16 "l4proto",
+        /// To whom the packet was sent.
+        Pkttype = 19 "pkttype",
+        /// Processor that handles the packet.
+        Cpu = 20 "cpu",
+        /// Control group of the socket.
+        Cgroup = 23 "cgroup",
+    }
+}
+
+codes! {
+    /// What the kernel knows about a connection.
+    CtKey {
+        /// State of the packet within the connection.
+        State = 0 "state",
+        /// Direction of the packet.
+        Direction = 1 "direction",
+        /// Status bits, such as "destination translated".
+        Status = 2 "status",
+        /// Connection mark.
+        Mark = 3 "mark",
+        /// Time left.
+        Expiration = 5 "expiration",
+        /// Network protocol.
+        L3proto = 7 "l3proto",
+        /// Source address.
+        Source = 8 "saddr",
+        /// Destination address.
+        Destination = 9 "daddr",
+        /// Transport protocol.
+        Protocol = 10 "protocol",
+        /// Source port.
+        ProtoSource = 11 "proto-src",
+        /// Destination port.
+        ProtoDestination = 12 "proto-dst",
+        /// Zone.
+        Zone = 17 "zone",
+        /// IPv4 source address.
+        SourceIp = 19 "ip saddr",
+        /// IPv4 destination address.
+        DestinationIp = 20 "ip daddr",
+        /// IPv6 source address.
+        SourceIp6 = 21 "ip6 saddr",
+        /// IPv6 destination address.
+        DestinationIp6 = 22 "ip6 daddr",
+        /// Number of the connection.
+        Id = 23 "id",
+    }
+}
+
+/// Bits of [`CtKey::State`], in host byte order.
+pub mod ct_state {
+    /// Belongs to no valid connection.
+    pub const INVALID: u32 = 1;
+    /// Seen in both directions.
+    pub const ESTABLISHED: u32 = 2;
+    /// Belongs to another connection, such as an ICMP error.
+    pub const RELATED: u32 = 4;
+    /// First packet.
+    pub const NEW: u32 = 8;
+    /// Exempt from tracking.
+    pub const UNTRACKED: u32 = 64;
+}
+
+/// Bits of [`CtKey::Status`], in host byte order.
+pub mod ct_status {
+    /// Seen in both directions.
+    pub const SEEN_REPLY: u32 = 2;
+    /// Source translated.
+    pub const SNAT: u32 = 0x10;
+    /// Destination translated.
+    pub const DNAT: u32 = 0x20;
+}
+
+codes! {
+    /// Direction of a connection.
+    Direction {
+        /// As the connection was opened.
+        Original = 0 "original",
+        /// The way back.
+        Reply = 1 "reply",
+    }
+}
+
+codes! {
+    /// What to ask the routing table for.
+    FibResult {
+        /// Index of the outgoing interface.
+        Oif = 1 "oif",
+        /// Name of the outgoing interface.
+        Oifname = 2 "oifname",
+        /// Kind of the address, see [`address_type`].
+        Type = 3 "type",
+    }
+}
+
+/// What a `fib` expression looks up.
+pub mod fib {
+    /// The source address.
+    pub const SADDR: u32 = 1;
+    /// The destination address.
+    pub const DADDR: u32 = 2;
+    /// Take the packet mark into account.
+    pub const MARK: u32 = 4;
+    /// Take the incoming interface into account.
+    pub const IIF: u32 = 8;
+    /// Take the outgoing interface into account.
+    pub const OIF: u32 = 16;
+    /// Only tell whether there is a route.
+    pub const PRESENT: u32 = 32;
+}
+
+/// Kinds of addresses that [`FibResult::Type`] loads, in host byte order.
+pub mod address_type {
+    /// Reached through a gateway or directly.
+    pub const UNICAST: u32 = 1;
+    /// An address of this host.
+    pub const LOCAL: u32 = 2;
+    /// A broadcast address.
+    pub const BROADCAST: u32 = 3;
+    /// A multicast address.
+    pub const MULTICAST: u32 = 5;
+}
+
+codes! {
+    /// How to compare.
+    CmpOperator {
+        /// Equal.
+        Equal = 0 "==",
+        /// Not equal.
+        NotEqual = 1 "!=",
+        /// Less, as a big-endian number.
+        Less = 2 "<",
+        /// Less or equal, as a big-endian number.
+        LessOrEqual = 3 "<=",
+        /// Greater, as a big-endian number.
+        Greater = 4 ">",
+        /// Greater or equal, as a big-endian number.
+        GreaterOrEqual = 5 ">=",
+    }
+}
+
+codes! {
+    /// What a rule does to a set.
+    DynsetOperation {
+        /// Add the element unless it exists.
+        Add = 0 "add",
+        /// Add the element or renew its timeout; an existing element keeps its value.
+        Update = 1 "update",
+        /// Delete the element.
+        Delete = 2 "delete",
+    }
+}
+
+codes! {
+    /// How to draw a number.
+    NumgenKind {
+        /// One after the other.
+        Incremental = 0 "inc",
+        /// At random.
+        Random = 1 "random",
+    }
+}
+
+codes! {
+    /// Which end of a connection to change.
+    NatKind {
+        /// The source.
+        Source = 0 "snat",
+        /// The destination.
+        Destination = 1 "dnat",
+    }
+}
+
+/// Flags of address translation.
+pub mod nat {
+    /// Mix the source ports.
+    pub const RANDOM: u32 = 0x4;
+    /// Same address for all connections of a client.
+    pub const PERSISTENT: u32 = 0x8;
+    /// Draw the source ports at random.
+    pub const FULLY_RANDOM: u32 = 0x10;
+}
+
+/// How to answer a rejected packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reject {
+    /// With an ICMP (table of family ip) or ICMPv6 (ip6) error of this code.
+    Icmp(u8),
+    /// With a TCP reset; the rule must match TCP before.
+    TcpReset,
+    /// With an error of the packet's family (tables of family inet and bridge).
+    Icmpx(u8),
+    /// A kind this program has no name for.
+    Other {
+        /// The kernel's number.
+        kind: u32,
+        /// The code.
+        code: u8,
+    },
+}
+
+impl Reject {
+    /// ICMP "port unreachable", what nft's plain `reject` means in family ip.
+    pub const ICMP_PORT_UNREACHABLE: Self = Self::Icmp(3);
+    /// ICMPv6 "port unreachable", what nft's plain `reject` means in family ip6.
+    pub const ICMPV6_PORT_UNREACHABLE: Self = Self::Icmp(4);
+    /// "Port unreachable" of either family, for tables of family inet.
+    pub const ICMPX_PORT_UNREACHABLE: Self = Self::Icmpx(1);
+
+    /// "Port unreachable" for a table of the given family.
+    pub fn port_unreachable(family: Family) -> Self {
+        match family {
+            Family::Ip => Self::ICMP_PORT_UNREACHABLE,
+            Family::Ip6 => Self::ICMPV6_PORT_UNREACHABLE,
+            _ => Self::ICMPX_PORT_UNREACHABLE,
+        }
+    }
+
+    /// The kernel's number and the code.
+    pub(crate) fn parts(self) -> (u32, u8) {
+        match self {
+            Self::Icmp(code) => (0, code),
+            Self::TcpReset => (1, 0),
+            Self::Icmpx(code) => (2, code),
+            Self::Other { kind, code } => (kind, code),
+        }
+    }
+
+    /// The value for the kernel's number and code.
+    pub(crate) fn from_parts(kind: u32, code: u8) -> Self {
+        match kind {
+            0 => Self::Icmp(code),
+            1 => Self::TcpReset,
+            2 => Self::Icmpx(code),
+            kind => Self::Other { kind, code },
+        }
+    }
+}
