@@ -1,0 +1,136 @@
+//! Programs inside a namespace: `nft`, `iptables-save`, Portwarden itself.
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::Namespace;
+use crate::wait;
+
+/// A program to run in a namespace.
+#[derive(Debug)]
+pub struct NamespaceCommand {
+    namespace: Namespace,
+    command: Command,
+    input: Vec<u8>,
+}
+
+impl NamespaceCommand {
+    pub(super) fn new(namespace: Namespace, program: &str) -> NamespaceCommand {
+        NamespaceCommand { namespace, command: Command::new(program), input: Vec::new() }
+    }
+
+    /// Adds an argument.
+    pub fn arg(mut self, argument: impl AsRef<OsStr>) -> NamespaceCommand {
+        self.command.arg(argument);
+        self
+    }
+
+    /// Adds arguments.
+    pub fn args(mut self, arguments: impl IntoIterator<Item: AsRef<OsStr>>) -> NamespaceCommand {
+        self.command.args(arguments);
+        self
+    }
+
+    /// Sets an environment variable.
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> NamespaceCommand {
+        self.command.env(name, value);
+        self
+    }
+
+    /// What the program reads from its standard input; nothing unless told. Only [`run`](Self::run) uses it.
+    pub fn input(mut self, text: impl Into<Vec<u8>>) -> NamespaceCommand {
+        self.input = text.into();
+        self
+    }
+
+    /// Runs it to its end and gives what it wrote; an exit status other than 0 is an error with its messages.
+    pub fn run(mut self) -> Result<String> {
+        self.command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = self.start()?;
+        let mut stdin = child.stdin.take().context("the child has no standard input")?;
+        let output = thread::scope(|scope| {
+            // Written aside, as a program may answer before it has read everything. One that stops reading early
+            // has its reasons, which its exit status tells.
+            let input = &self.input;
+            scope.spawn(move || stdin.write_all(input).is_ok());
+            child.wait_with_output()
+        })?;
+        if !output.status.success() {
+            let messages = String::from_utf8_lossy(&output.stderr);
+            bail!(
+                "{} failed in namespace {}: {}: {}",
+                self.text(),
+                self.namespace.name(),
+                output.status,
+                messages
+            );
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Starts it in the background, with this process's output; it is killed when the handle is dropped.
+    pub fn spawn(mut self) -> Result<Process> {
+        self.command.stdin(Stdio::null());
+        Ok(Process { child: self.start()?, name: self.text() })
+    }
+
+    /// Like [`spawn`](Self::spawn), with its standard error written to `log`.
+    pub fn spawn_logging(mut self, log: std::fs::File) -> Result<Process> {
+        self.command.stderr(log);
+        self.spawn()
+    }
+
+    /// A child process inherits the namespace of the thread that starts it.
+    fn start(&mut self) -> Result<Child> {
+        let _entered = self.namespace.enter()?;
+        self.command.spawn().with_context(|| format!("cannot start {}; is it installed?", self.text()))
+    }
+
+    fn text(&self) -> String {
+        let words = std::iter::once(self.command.get_program()).chain(self.command.get_args());
+        words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// A program running in the background of a test; killed when dropped.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    name: String,
+}
+
+impl Process {
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it is still running.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Asks it to stop (SIGTERM) and waits for its end, at most for `patience`.
+    pub fn terminate(mut self, patience: Duration) -> Result<ExitStatus> {
+        let id = i32::try_from(self.child.id())?;
+        kill(Pid::from_raw(id), Signal::SIGTERM).with_context(|| format!("cannot stop {}", self.name))?;
+        let what = format!("{} to end after SIGTERM", self.name);
+        wait::until(patience, &what, || self.child.try_wait().transpose())?
+            .context("cannot learn how it ended")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended by itself; there is nobody left to tell about any other failure.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
