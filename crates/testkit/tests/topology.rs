@@ -96,17 +96,20 @@ fn the_outside_speaks_from_any_of_its_addresses() {
 }
 
 #[test]
-fn service_addresses_lead_to_the_node_and_vanish_without_rules() {
+fn service_addresses_vanish_without_rules() {
     let topology = cluster(PodNetwork::Routed);
     let clients = [topology.outside(), topology.pod(0), topology.remote_pod(0), topology.node()];
-    for ip in [SERVICE_CIDR.host(10), VIPS.host(13)].into_iter().flat_map(|ip| ip.both()) {
+    // All at the same time, as each takes a while.
+    std::thread::scope(|scope| {
         for client in clients {
-            let outcome = client.probe().impatient().tcp(SocketAddr::new(ip, 80)).unwrap();
-            assert_eq!(outcome, Outcome::Dropped, "{} to {ip}: {outcome}", client.name());
+            for ip in [SERVICE_CIDR.host(10), VIPS.host(13)].into_iter().flat_map(|ip| ip.both()) {
+                scope.spawn(move || {
+                    let outcome = client.probe().impatient().tcp(SocketAddr::new(ip, 80)).unwrap();
+                    assert_eq!(outcome, Outcome::Dropped, "{} to {ip}: {outcome}", client.name());
+                });
+            }
         }
-    }
-    let counters = topology.node().command("ip").args(["-s", "route", "get", "10.96.0.10"]).run().unwrap();
-    assert!(counters.contains("via 192.168.0.1"), "{counters}");
+    });
 }
 
 #[test]

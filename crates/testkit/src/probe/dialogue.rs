@@ -120,6 +120,8 @@ impl Dialogue {
         self.stage = Stage::Asked;
         match self.socket.send(&wire::question(self.number)) {
             Ok(()) => Ok(None),
+            // A rule in this host's own output path discarded it; whether with an ICMP message is still to be seen.
+            Err(Errno::EPERM) => Ok(None),
             Err(error) => self.failure(error).map(Some),
         }
     }
@@ -182,8 +184,6 @@ impl Dialogue {
             (Errno::ECONNREFUSED, _) => Outcome::Refused(Refusal::Reset),
             (Errno::ECONNRESET | Errno::EPIPE, _) => Outcome::Reset,
             (Errno::ETIMEDOUT, _) => self.silence(),
-            // A drop rule in this host's own output path.
-            (Errno::EPERM, _) => Outcome::Dropped,
             (Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::EACCES | Errno::EPROTO, _) => {
                 Outcome::Unreachable(error)
             }

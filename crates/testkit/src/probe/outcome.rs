@@ -12,7 +12,7 @@ pub enum Outcome {
     Answered(Answer),
     /// Turned away at once, before there was a connection.
     Refused(Refusal),
-    /// Nothing came back in time; or, for UDP, a filter of the sending host discarded it.
+    /// Nothing came back in time.
     Dropped,
     /// Connected, and then reset before an answer.
     Reset,

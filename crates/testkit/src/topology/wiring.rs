@@ -52,6 +52,9 @@ pub(super) fn build(plan: Builder) -> Result<Topology> {
     Ok(topology)
 }
 
+/// Reserved by RFC 4443, so that a mask of it limits nothing; a mask of no type at all cannot be written.
+const UNUSED_ICMPV6_TYPE: &str = "255";
+
 /// Kernel settings that must be in place before the first device: devices copy them at birth.
 fn prepare(namespace: &Namespace, forwards: bool) -> Result<()> {
     let _entered = namespace.enter()?;
@@ -75,7 +78,7 @@ fn prepare(namespace: &Namespace, forwards: bool) -> Result<()> {
         ("net/ipv6/conf/default/accept_redirects", "0"),
         // Every rejected packet must be told so, not just six a second.
         ("net/ipv4/icmp_ratemask", "0"),
-        ("net/ipv6/icmp/ratelimit", "0"),
+        ("net/ipv6/icmp/ratemask", UNUSED_ICMPV6_TYPE),
         // Load generators use up ports quickly.
         ("net/ipv4/tcp_tw_reuse", "1"),
     ] {
