@@ -3,7 +3,7 @@
 //! The reference leaves it to chance. Here the winner depends only on what exists: cluster addresses before external ones before
 //! load-balancer ones before node ports, then the Service whose name sorts first.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
 use crate::desired::{Exposure, ProxiedService};
@@ -42,10 +42,10 @@ impl Claims {
     ) -> BTreeSet<NamespacedName> {
         let mut affected = BTreeSet::new();
         let (old, new) = (claims(old), claims(new));
-        for (key, exposure) in old.iter().filter(|claim| !new.contains(claim)) {
+        for (key, exposure) in old.iter().filter(|claim| new.binary_search(claim).is_err()) {
             self.release(*key, &Claimant { exposure: *exposure, service: name.clone() }, &mut affected);
         }
-        for (key, exposure) in new.iter().filter(|claim| !old.contains(claim)) {
+        for (key, exposure) in new.iter().filter(|claim| old.binary_search(claim).is_err()) {
             self.claim(*key, Claimant { exposure: *exposure, service: name.clone() }, &mut affected);
         }
         affected.remove(name);
@@ -54,7 +54,7 @@ impl Claims {
 
     /// Marks every frontend that does not get its traffic.
     pub(crate) fn mark(&self, name: &NamespacedName, service: &mut ProxiedService) {
-        let mut seen: Vec<Key> = Vec::new();
+        let mut taken: HashSet<Key> = HashSet::new();
         for port in &mut service.ports {
             let protocol = port.name.protocol;
             for frontend in &mut port.frontends {
@@ -63,8 +63,8 @@ impl Claims {
                     .owners
                     .get(&key)
                     .is_some_and(|o| o.exposure == frontend.exposure && o.service == *name);
-                frontend.shadowed = !owned || seen.contains(&key);
-                seen.push(key);
+                // Of several equal frontends in one Service the first has it.
+                frontend.shadowed = !owned || !taken.insert(key);
             }
         }
     }
@@ -114,7 +114,7 @@ impl Claims {
     }
 }
 
-/// A Service's claims, each once.
+/// A Service's claims, each once, in order.
 fn claims(service: Option<&ProxiedService>) -> Vec<(Key, Exposure)> {
     let ports = service.into_iter().flat_map(|service| service.ports.iter());
     let mut claims: Vec<(Key, Exposure)> = ports

@@ -51,6 +51,8 @@ pub struct NodeView {
     pub node_ports: NodePortAddresses,
     /// Whether the ranges that the operator gave for node ports (or none) include loopback addresses.
     pub node_ports_on_loopback: bool,
+    /// Whether one of those ranges is a loopback range by itself: a range of all addresses does not count.
+    pub node_ports_name_loopback: bool,
     /// The ranges of cluster addresses: one in here that no Service has leads nowhere.
     pub service_cidrs: Box<[IpNet]>,
 }

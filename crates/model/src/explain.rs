@@ -87,7 +87,9 @@ impl fmt::Display for Reason {
 impl fmt::Display for FrontendReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            FrontendReason::TakenByAnother => "another Service has this address and port",
+            FrontendReason::TakenByAnother => {
+                "not used: another frontend has this address and port and comes first"
+            }
             FrontendReason::NoEndpoints => "rejected: no usable endpoint anywhere",
             FrontendReason::NoLocalEndpoints => "dropped: policy Local, endpoints only on other nodes",
             FrontendReason::LocalEndpoints => "to an endpoint on this node: policy Local",

@@ -59,7 +59,7 @@ pub(crate) fn build(
     let ports = ports.collect();
     let health_check = service
         .health_check_node_port
-        .map(|port| HealthCheck { port, local_endpoints: local_ready_endpoints(ours(), context.place) });
+        .map(|port| HealthCheck { port, local_endpoints: local_ready_endpoints(ours, context.place) });
     Some(ProxiedService { ports, health_check })
 }
 
@@ -184,18 +184,18 @@ fn serving(candidates: &[Candidate<'_>], choice: &Choice) -> Pool {
     if same { choice.cluster.clone() } else { Pool::new(&all) }
 }
 
-/// Distinct addresses of ready endpoints on this node, over all ports: a pod with two ports counts once.
-fn local_ready_endpoints<'a>(
-    slices: impl Iterator<Item = &'a EndpointSlice> + Clone,
+/// Distinct addresses of ready endpoints on this node, over all ports of the slices: a pod with two ports counts once.
+fn local_ready_endpoints<'a, I: Iterator<Item = &'a EndpointSlice>>(
+    slices: impl Fn() -> I,
     place: Place<'_>,
 ) -> usize {
     let mut keys: Vec<_> =
-        slices.clone().flat_map(|slice| slice.ports.iter().map(|port| (&port.name, port.protocol))).collect();
+        slices().flat_map(|slice| slice.ports.iter().map(|port| (&port.name, port.protocol))).collect();
     keys.sort();
     keys.dedup();
     let mut ips: Vec<IpAddr> = keys
         .into_iter()
-        .flat_map(|(name, protocol)| merge(slices.clone(), name, protocol, place))
+        .flat_map(|(name, protocol)| merge(slices(), name, protocol, place))
         .filter(|candidate| candidate.local && candidate.conditions.ready)
         .map(|candidate| candidate.ip)
         .collect();

@@ -18,7 +18,9 @@ pub(crate) fn node_view<'a>(
     service_cidrs: impl Iterator<Item = &'a IpNet>,
 ) -> NodeView {
     let ip = node_ip(family, settings, node);
-    let ranges = node_port_ranges(family, &settings.node_port_addresses, ip);
+    let given = node_port_ranges(family, &settings.node_port_addresses, ip);
+    // No range of this family, even with some of the other, and a range of everything both mean everywhere.
+    let everywhere = given.is_empty() || given.iter().any(|range| range.prefix_len() == 0);
     let mut service_cidrs: Vec<IpNet> =
         service_cidrs.filter(|net| Family::of_net(net) == family).copied().collect();
     service_cidrs.sort();
@@ -28,9 +30,13 @@ pub(crate) fn node_view<'a>(
         ip,
         pod_traffic: pod_traffic(family, settings, node),
         masquerade_all: settings.masquerade_all,
-        node_ports: node_port_addresses(family, &ranges, host_addresses),
-        node_ports_on_loopback: ranges.is_empty()
-            || ranges.iter().any(|range| includes_loopback(family, range)),
+        node_ports: if everywhere {
+            NodePortAddresses::All
+        } else {
+            addresses_within(family, &given, host_addresses)
+        },
+        node_ports_on_loopback: everywhere || given.iter().any(|range| includes_loopback(family, range)),
+        node_ports_name_loopback: given.iter().any(|range| range.addr().is_loopback()),
         service_cidrs: service_cidrs.into(),
     }
 }
@@ -61,13 +67,13 @@ fn pod_traffic(family: Family, settings: &Settings, node: Option<&Node>) -> PodT
     }
 }
 
-/// The ranges of this family; empty means all addresses, also when only the other family has ranges.
+/// The ranges of this family, keywords expanded.
 fn node_port_ranges(family: Family, given: &[NodePortRange], node_ip: IpAddr) -> Vec<IpNet> {
     let loopback = match family {
         Family::V4 => IpNet::new_assert(IpAddr::from([127, 0, 0, 0]), 8),
         Family::V6 => IpNet::from(family.loopback()),
     };
-    let ranges: Vec<IpNet> = given
+    given
         .iter()
         .filter_map(|range| match range {
             NodePortRange::Cidr(net) => (Family::of_net(net) == family).then_some(*net),
@@ -75,8 +81,7 @@ fn node_port_ranges(family: Family, given: &[NodePortRange], node_ip: IpAddr) ->
             NodePortRange::Localhost => Some(loopback),
             NodePortRange::All => Some(all_of(family)),
         })
-        .collect();
-    if ranges.iter().any(|net| net.prefix_len() == 0) { Vec::new() } else { ranges }
+        .collect()
 }
 
 fn all_of(family: Family) -> IpNet {
@@ -86,10 +91,7 @@ fn all_of(family: Family) -> IpNet {
     }
 }
 
-fn node_port_addresses(family: Family, ranges: &[IpNet], host_addresses: &[IpAddr]) -> NodePortAddresses {
-    if ranges.is_empty() {
-        return NodePortAddresses::All;
-    }
+fn addresses_within(family: Family, ranges: &[IpNet], host_addresses: &[IpAddr]) -> NodePortAddresses {
     let mut ips: Vec<IpAddr> = host_addresses
         .iter()
         .copied()

@@ -1,13 +1,11 @@
 //! Which lists came in, and which object belongs to the newest one.
 
 use crate::event::Kind;
-use crate::name::Name;
 
 /// The lists of all kinds. Objects remember the generation of the list (or the watch after it) that brought them.
 #[derive(Debug, Default)]
 pub(super) struct Lists {
     kinds: [List; 4],
-    zone: Option<Name>,
 }
 
 #[derive(Debug, Default)]
@@ -35,13 +33,6 @@ impl Lists {
 
     pub(super) fn is_synced(&self, kind: Kind) -> bool {
         self.kinds[kind as usize].synced
-    }
-
-    /// Remembers the node's zone; says whether it is another one than before.
-    pub(super) fn note_zone(&mut self, zone: Option<Name>) -> bool {
-        let changed = self.zone != zone;
-        self.zone = zone;
-        changed
     }
 
     fn list(&mut self, kind: Kind) -> &mut List {

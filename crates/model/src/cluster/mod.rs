@@ -9,7 +9,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crate::changes::{Changes, GoneFrontend};
@@ -21,7 +21,7 @@ use crate::event::{Event, Kind};
 use crate::explain::{Explanation, Recorder};
 use crate::frontend::{Context, build};
 use crate::ip::{Family, PerFamily};
-use crate::name::{NamespacedName, Protocol};
+use crate::name::{Name, NamespacedName, Protocol};
 use crate::node_view::{node_view, primary_family};
 use crate::object::Node;
 use crate::settings::Settings;
@@ -37,6 +37,8 @@ pub struct Cluster {
     store: Store,
     lists: Lists,
     host_addresses: Box<[IpAddr]>,
+    /// The Node's zone, as all Services were last worked out with.
+    zone: Option<Name>,
     families: PerFamily<State>,
 }
 
@@ -44,27 +46,32 @@ pub struct Cluster {
 #[derive(Debug)]
 struct State {
     desired: Desired,
+    /// What holds for the node now; [`Desired`] gets it together with the Services that depend on it.
+    node: NodeView,
     claims: Claims,
     dirty: BTreeSet<NamespacedName>,
-    node_changed: bool,
-    trigger_times: HashMap<NamespacedName, Vec<Timestamp>>,
+    trigger_times: BTreeMap<NamespacedName, Vec<Timestamp>>,
 }
 
 impl Cluster {
     /// An empty cluster.
     pub fn new(settings: Settings) -> Self {
-        let families = PerFamily::from_fn(|family| State {
-            desired: Desired::new(family, node_view(family, &settings, None, &[], [].iter())),
-            claims: Claims::default(),
-            dirty: BTreeSet::new(),
-            node_changed: false,
-            trigger_times: HashMap::new(),
+        let families = PerFamily::from_fn(|family| {
+            let node = node_view(family, &settings, None, &[], [].iter());
+            State {
+                desired: Desired::new(family, node.clone()),
+                node,
+                claims: Claims::default(),
+                dirty: BTreeSet::new(),
+                trigger_times: BTreeMap::new(),
+            }
         });
         Cluster {
             settings,
             store: Store::default(),
             lists: Lists::default(),
             host_addresses: Box::default(),
+            zone: None,
             families,
         }
     }
@@ -141,6 +148,10 @@ impl Cluster {
     /// Works everything out anew at the next [`Cluster::resolve`], with other settings.
     pub fn set_settings(&mut self, settings: Settings) {
         if self.settings != settings {
+            if self.settings.node_name != settings.node_name {
+                // What we know is about another Node; the source will bring ours.
+                self.store.delete_node();
+            }
             self.settings = settings;
             self.touch_everything();
             self.refresh_node_views();
@@ -150,6 +161,16 @@ impl Cluster {
     /// The settings in force.
     pub fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// The addresses of this host's interfaces, as the source told them.
+    pub fn host_addresses(&self) -> &[IpAddr] {
+        &self.host_addresses
+    }
+
+    /// Whether load balancers should send new traffic to this node: it is known and not going away.
+    pub fn is_node_eligible(&self) -> bool {
+        self.store.node().is_some_and(|node| node.eligible)
     }
 
     /// The own Node, once known.
@@ -182,12 +203,14 @@ impl Cluster {
     }
 
     fn build(&self, name: &NamespacedName, family: Family, why: &mut impl Why) -> Option<ProxiedService> {
-        let zone = self.store.node().and_then(|node| node.zone.as_ref());
         let context = Context {
             family,
             settings: &self.settings,
-            node: &self.families[family].desired.node,
-            place: Place { node: self.settings.node_name.as_str(), zone: zone.map(|zone| zone.as_str()) },
+            node: &self.families[family].node,
+            place: Place {
+                node: self.settings.node_name.as_str(),
+                zone: self.zone.as_ref().map(Name::as_str),
+            },
         };
         build(self.store.service(name)?, self.store.slices(name), context, why)
     }
@@ -210,11 +233,15 @@ impl Cluster {
             let service = state.desired.service(&name).map(|service| ProxiedService::clone(service));
             built.push((name, service));
         }
-        let mut changes = Changes { node: std::mem::take(&mut state.node_changed), ..Changes::default() };
+        let mut changes = Changes::default();
+        if state.desired.node != state.node {
+            state.desired.node = state.node.clone();
+            changes.node = true;
+        }
         for (name, service) in built {
             state.replace(&name, service, &mut changes);
         }
-        changes.trigger_times = state.trigger_times.drain().flat_map(|(_, times)| times).collect();
+        changes.trigger_times = std::mem::take(&mut state.trigger_times).into_values().flatten().collect();
         changes
     }
 
@@ -222,7 +249,7 @@ impl Cluster {
         let (name, family, time) = (slice.service.clone(), slice.family(), slice.trigger_time);
         let outcome = self.store.apply_slice(slice, self.lists.generation(Kind::EndpointSlice));
         if let Some((old_service, old_family)) = outcome.left {
-            self.families[old_family].dirty.insert(old_service);
+            self.lose_slice(old_service, old_family);
         }
         if outcome.changed {
             let state = &mut self.families[family];
@@ -236,10 +263,15 @@ impl Cluster {
 
     fn delete_slice(&mut self, name: &NamespacedName) -> bool {
         let Some((service, family)) = self.store.delete_slice(name) else { return false };
+        self.lose_slice(service, family);
+        true
+    }
+
+    /// A removal makes the times of a Service's earlier changes meaningless: they would tell of what is gone.
+    fn lose_slice(&mut self, service: NamespacedName, family: Family) {
         let state = &mut self.families[family];
         state.trigger_times.remove(&service);
         state.dirty.insert(service);
-        true
     }
 
     /// Removes what the finished list did not bring.
@@ -296,16 +328,14 @@ impl Cluster {
     /// The node, the host's addresses or the service ranges changed: see what follows.
     fn refresh_node_views(&mut self) {
         let zone = self.store.node().and_then(|node| node.zone.clone());
-        let mut touch = self.lists.note_zone(zone);
+        let mut touch = self.zone != zone;
+        self.zone = zone;
         for family in Family::BOTH {
             let cidrs = self.store.service_cidrs();
             let view = node_view(family, &self.settings, self.store.node(), &self.host_addresses, cidrs);
             let state = &mut self.families[family];
-            if view != state.desired.node {
-                touch |= services_depend(&view, &state.desired.node);
-                state.desired.node = view;
-                state.node_changed = true;
-            }
+            touch |= services_depend(&view, &state.node);
+            state.node = view;
         }
         if touch {
             self.touch_everything();

@@ -113,8 +113,9 @@ impl Store {
     }
 
     pub(super) fn apply_service_cidr(&mut self, cidr: ServiceCidr, seen: u32) -> bool {
-        let old = self.service_cidrs.insert(cidr.name.clone(), (cidr.clone(), seen));
-        old.is_none_or(|(old, _)| old != cidr)
+        let changed = self.service_cidrs.get(&cidr.name).is_none_or(|(old, _)| *old != cidr);
+        self.service_cidrs.insert(cidr.name.clone(), (cidr, seen));
+        changed
     }
 
     pub(super) fn delete_service_cidr(&mut self, name: &Name) -> bool {

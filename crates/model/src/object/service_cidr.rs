@@ -25,7 +25,7 @@ impl ServiceCidr {
             match parse_cidr(text.trim()) {
                 Some(net) => cidrs.push(net),
                 None => {
-                    problems.add(format!("spec.cidrs[{index}]"), format!("{text:?} is not a CIDR; left out"))
+                    problems.add(format!("spec.cidrs[{index}]"), format!("{text:?} is not a CIDR; left out"));
                 }
             }
         }

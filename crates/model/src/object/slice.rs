@@ -212,11 +212,11 @@ fn ports(from: &manifest::EndpointSlice, names: &mut Interner, problems: &mut Pr
         let number = port.port.and_then(|number| u16::try_from(number).ok()).and_then(NonZeroU16::new);
         match (&port.name, protocol, number) {
             (Some(name), Some(protocol), Some(port)) => {
-                ports.push(SlicePort { name: names.name(name), protocol, port })
+                ports.push(SlicePort { name: names.name(name), protocol, port });
             }
             (None, _, _) => problems.add(format!("ports[{index}].name"), "missing; port left out"),
             (_, None, _) => {
-                problems.add(format!("ports[{index}].protocol"), "not TCP, UDP or SCTP; port left out")
+                problems.add(format!("ports[{index}].protocol"), "not TCP, UDP or SCTP; port left out");
             }
             (_, _, None) => problems.add(format!("ports[{index}].port"), "not a port number; port left out"),
         }
