@@ -1,0 +1,116 @@
+//! All files as one set of objects, and what changed in it since the last time.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use portwarden_model::{Event, Kind, Name, Problem};
+
+use super::folder::{Folder, Key, Settled};
+use crate::report::Reported;
+
+/// What was told so far.
+#[derive(Debug, Default)]
+pub(super) struct Merged {
+    /// The objects; none before the first list.
+    objects: Option<BTreeMap<Key, Arc<Event>>>,
+    objects_reported: Reported<Key>,
+    files_reported: Reported<PathBuf>,
+}
+
+/// What is new.
+#[derive(Debug, Default)]
+pub(super) struct News {
+    pub(super) events: Vec<Event>,
+    pub(super) problems: Vec<Problem>,
+}
+
+impl Merged {
+    /// Takes in the present state of all files. The first time, everything comes as complete lists of all kinds.
+    pub(super) fn update(&mut self, folder: &Folder) -> News {
+        let mut problems = Vec::new();
+        let winners = self.winners(folder, &mut problems);
+        let now: BTreeMap<Key, Arc<Event>> = winners
+            .into_iter()
+            .filter_map(|(key, (_, object))| Some((key.clone(), object.event.clone()?)))
+            .collect();
+        let events = match &self.objects {
+            None => lists(&now),
+            Some(before) => changes(before, &now),
+        };
+        self.objects = Some(now);
+        News { events, problems }
+    }
+
+    /// The one object that counts for each key: the first, in the order of file names and then of documents.
+    fn winners<'a>(
+        &mut self,
+        folder: &'a Folder,
+        fresh: &mut Vec<Problem>,
+    ) -> BTreeMap<&'a Key, (&'a Path, &'a Settled)> {
+        let mut winners: BTreeMap<&Key, (&Path, &Settled)> = BTreeMap::new();
+        self.objects_reported.list_started();
+        self.files_reported.list_started();
+        for (path, file) in folder.files() {
+            let mut problems: Vec<Problem> = file.problem.iter().cloned().collect();
+            for object in &file.objects {
+                match winners.entry(&object.key) {
+                    Entry::Vacant(free) => {
+                        free.insert((path, object));
+                    }
+                    Entry::Occupied(taken) => problems.push(duplicate(path, &object.key, taken.get().0)),
+                }
+            }
+            fresh.extend(self.files_reported.fresh(path.to_owned(), problems));
+        }
+        for (key, (_, object)) in &winners {
+            fresh.extend(self.objects_reported.fresh((*key).clone(), object.problems.clone()));
+        }
+        self.objects_reported.list_done();
+        self.files_reported.list_done();
+        winners
+    }
+}
+
+fn duplicate(path: &Path, (kind, name): &Key, winner: &Path) -> Problem {
+    let kind = match kind {
+        Kind::Service => "Service",
+        Kind::EndpointSlice => "EndpointSlice",
+        Kind::Node => "Node",
+        Kind::ServiceCidr => "ServiceCIDR",
+    };
+    Problem {
+        object: path.display().to_string(),
+        field: format!("{kind} {}", name.as_str().trim_start_matches('/')),
+        text: format!("already in {}, which counts; this one is left out", winner.display()),
+    }
+}
+
+fn lists(now: &BTreeMap<Key, Arc<Event>>) -> Vec<Event> {
+    let mut events = Vec::with_capacity(now.len() + 2 * Kind::ALL.len());
+    for kind in Kind::ALL {
+        events.push(Event::ListStarted(kind));
+        events.extend(now.iter().filter(|((of, _), _)| *of == kind).map(|(_, event)| Event::clone(event)));
+        events.push(Event::ListDone(kind));
+    }
+    events
+}
+
+fn changes(before: &BTreeMap<Key, Arc<Event>>, now: &BTreeMap<Key, Arc<Event>>) -> Vec<Event> {
+    let gone = before.keys().filter(|key| !now.contains_key(*key)).map(deleted);
+    let changed = now.iter().filter(|(key, event)| {
+        // Files that did not change share their events with the last time, so most comparisons are free.
+        before.get(*key).is_none_or(|old| !Arc::ptr_eq(old, event) && old != *event)
+    });
+    gone.chain(changed.map(|(_, event)| Event::clone(event))).collect()
+}
+
+fn deleted((kind, name): &Key) -> Event {
+    match kind {
+        Kind::Service => Event::ServiceDeleted(name.clone()),
+        Kind::EndpointSlice => Event::SliceDeleted(name.clone()),
+        Kind::Node => Event::NodeDeleted(Name::from(name.name())),
+        Kind::ServiceCidr => Event::ServiceCidrDeleted(Name::from(name.name())),
+    }
+}

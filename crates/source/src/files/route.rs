@@ -1,0 +1,153 @@
+//! Which directories must be followed so that no way of changing a file goes unnoticed.
+//!
+//! A path can change its meaning anywhere along it: a mounted ConfigMap is `web.yaml -> ..data/web.yaml` with `..data`
+//! a link that is swapped. Following the entry of each link on the way catches all of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
+use std::path::{Component, Path, PathBuf};
+
+/// The kernel's own limit on links in one path.
+const LINKS: usize = 40;
+
+/// Directories, and what matters in each.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Points(BTreeMap<PathBuf, Interest>);
+
+/// What matters in a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Interest {
+    /// Every entry.
+    All,
+    /// Entries of these names.
+    Entries(BTreeSet<OsString>),
+}
+
+impl Interest {
+    /// Whether an event on this entry matters. Events on the directory itself have no name and always do.
+    pub(super) fn covers(&self, name: Option<&OsStr>) -> bool {
+        match (self, name) {
+            (Interest::All, _) | (_, None) => true,
+            (Interest::Entries(names), Some(name)) => names.contains(name),
+        }
+    }
+}
+
+impl Points {
+    /// The directories.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&PathBuf, &Interest)> {
+        self.0.iter()
+    }
+
+    /// Adds all entries on the way to an absolute path. Returns what the path stands for in the end, if that exists.
+    pub(super) fn add_route(&mut self, path: &Path) -> Option<PathBuf> {
+        let mut left: Vec<OsString> = components(path);
+        left.reverse();
+        let mut here = PathBuf::from("/");
+        let mut links = 0;
+        while let Some(name) = left.pop() {
+            if name == ".." {
+                here.pop();
+                continue;
+            }
+            let next = here.join(&name);
+            let Ok(metadata) = std::fs::symlink_metadata(&next) else {
+                self.add_entry(&here, name);
+                return None;
+            };
+            if metadata.is_symlink() {
+                self.add_entry(&here, name);
+                let target = std::fs::read_link(&next).ok()?;
+                links += 1;
+                if links > LINKS {
+                    return None;
+                }
+                if target.is_absolute() {
+                    here = PathBuf::from("/");
+                }
+                left.extend(components(&target).into_iter().rev());
+            } else {
+                if left.is_empty() {
+                    self.add_entry(&here, name);
+                }
+                here = next;
+            }
+        }
+        Some(here)
+    }
+
+    /// Adds a directory in which everything matters.
+    pub(super) fn add_all(&mut self, directory: PathBuf) {
+        self.0.insert(directory, Interest::All);
+    }
+
+    fn add_entry(&mut self, directory: &Path, name: OsString) {
+        let interest =
+            self.0.entry(directory.to_owned()).or_insert_with(|| Interest::Entries(BTreeSet::new()));
+        if let Interest::Entries(names) = interest {
+            names.insert(name);
+        }
+    }
+}
+
+fn components(path: &Path) -> Vec<OsString> {
+    let name = |component| match component {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some(OsString::from("..")),
+        Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
+    };
+    path.components().filter_map(name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    fn entries(points: &Points, root: &Path) -> Vec<String> {
+        let names = |interest: &Interest| match interest {
+            Interest::All => vec!["*".to_owned()],
+            Interest::Entries(names) => names.iter().map(|n| n.display().to_string()).collect(),
+        };
+        let under = |(dir, interest): (&PathBuf, &Interest)| {
+            let dir = dir.strip_prefix(root).ok()?.display().to_string();
+            Some(names(interest).into_iter().map(move |name| format!("{dir}/{name}")).collect::<Vec<_>>())
+        };
+        points.iter().filter_map(under).flatten().collect()
+    }
+
+    #[test]
+    fn every_link_on_the_way_is_followed() {
+        let root = tempfile::tempdir().expect("a folder");
+        let root = root.path().canonicalize().expect("it exists");
+        fs::create_dir_all(root.join("mount/..1")).expect("a folder");
+        fs::write(root.join("mount/..1/web.yaml"), "").expect("a file");
+        symlink("..1", root.join("mount/..data")).expect("a link");
+        symlink("..data/web.yaml", root.join("mount/web.yaml")).expect("a link");
+        let mut points = Points::default();
+        let target = points.add_route(&root.join("mount/web.yaml"));
+        assert_eq!(target, Some(root.join("mount/..1/web.yaml")));
+        assert_eq!(entries(&points, &root), ["mount/..data", "mount/web.yaml", "mount/..1/web.yaml"]);
+    }
+
+    #[test]
+    fn a_missing_part_is_waited_for_where_it_must_appear() {
+        let root = tempfile::tempdir().expect("a folder");
+        let root = root.path().canonicalize().expect("it exists");
+        let mut points = Points::default();
+        assert_eq!(points.add_route(&root.join("a/b/c.yaml")), None);
+        assert_eq!(entries(&points, &root), ["/a"]);
+    }
+
+    #[test]
+    fn links_in_a_circle_end() {
+        let root = tempfile::tempdir().expect("a folder");
+        let root = root.path().canonicalize().expect("it exists");
+        symlink("b", root.join("a")).expect("a link");
+        symlink("a", root.join("b")).expect("a link");
+        let mut points = Points::default();
+        assert_eq!(points.add_route(&root.join("a")), None);
+        assert_eq!(entries(&points, &root), ["/a", "/b"]);
+    }
+}
