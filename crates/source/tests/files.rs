@@ -166,7 +166,7 @@ async fn a_file_that_is_being_written_is_not_read_in_part() {
     let folder = Folder::new();
     folder.write("all.yaml", &format!("{}---\n{}", service("a", "10.0.0.1"), service("b", "10.0.0.2")));
     let mut follower = Follower::start(folder.0.path());
-    follower.until_services(&["default/a=10.0.0.1", "default/b=10.0.0.2"]).await;
+    follower.until("it follows", |f| f.health == Some(Health::Following)).await;
     let mut file = fs::File::create(folder.path("all.yaml")).expect("it can be opened");
     file.write_all(service("a", "10.0.0.9").as_bytes()).expect("it can be written");
     // Something else happens meanwhile; the half-written file still waits for its writer.
