@@ -4,13 +4,15 @@ use crate::error::{Answer, Error, Result};
 use crate::sys::{NetlinkOption, set_netlink_option};
 use crate::wire::{Attributes, Malformed, Message, Messages, Writer, control, flags};
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, getsockopt, recvmsg,
-    sendto, setsockopt, socket, sockopt,
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, getsockname, getsockopt,
+    recvmsg, sendto, setsockopt, socket, sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 /// Seconds to wait for an answer. The kernel answers within the call unless it is in deep trouble.
 const ANSWER_SECONDS: i64 = 60;
@@ -65,6 +67,7 @@ pub enum Consistency {
 pub struct Socket {
     fd: OwnedFd,
     protocol: Protocol,
+    port: u32,
     sequence: u32,
     send_limit: usize,
     receive_limit: usize,
@@ -79,6 +82,7 @@ impl Socket {
             .map_err(failed("open"))?;
         // A port of 0 lets the kernel choose one, so that several sockets of one process do not collide.
         bind(fd.as_raw_fd(), &NetlinkAddr::new(0, 0)).map_err(failed("bind"))?;
+        let port = getsockname::<NetlinkAddr>(fd.as_raw_fd()).map_err(failed("ask for the port of"))?.pid();
         set_netlink_option(fd.as_fd(), NetlinkOption::ExtAck, 1).map_err(failed("ask for error texts of"))?;
         set_netlink_option(fd.as_fd(), NetlinkOption::CapAck, 1)
             .map_err(failed("ask for short errors of"))?;
@@ -89,7 +93,20 @@ impl Socket {
         let send_limit = getsockopt(&fd, sockopt::SndBuf).map_err(failed("ask for the send buffer of"))?;
         let receive_limit =
             getsockopt(&fd, sockopt::RcvBuf).map_err(failed("ask for the receive buffer of"))?;
-        Ok(Self { fd, protocol, sequence: 0, send_limit, receive_limit, buffer: vec![0; RECEIVE_BUFFER] })
+        Ok(Self {
+            fd,
+            protocol,
+            port,
+            sequence: 0,
+            send_limit,
+            receive_limit,
+            buffer: vec![0; RECEIVE_BUFFER],
+        })
+    }
+
+    /// The socket's netlink port: unique among the sockets of its protocol and network namespace.
+    pub fn port(&self) -> u32 {
+        self.port
     }
 
     /// Joins a multicast group by its number.
@@ -97,6 +114,24 @@ impl Socket {
         set_netlink_option(self.fd.as_fd(), NetlinkOption::AddMembership, group).map_err(|source| {
             Error::Open { action: "join a multicast group with", protocol: self.protocol.name(), source }
         })
+    }
+
+    /// Leaves a multicast group.
+    pub fn leave(&self, group: u32) -> Result<()> {
+        set_netlink_option(self.fd.as_fd(), NetlinkOption::DropMembership, group).map_err(|source| {
+            Error::Open { action: "leave a multicast group with", protocol: self.protocol.name(), source }
+        })
+    }
+
+    /// Waits until there is something to receive; false if the time is over before.
+    pub fn wait(&self, request: &'static str, timeout: Duration) -> Result<bool> {
+        let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
+        match poll(&mut [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)], timeout) {
+            Ok(ready) => Ok(ready > 0),
+            // The caller looks at its own stop condition and calls again.
+            Err(Errno::EINTR) => Ok(false),
+            Err(source) => Err(Error::Receive { request, source }),
+        }
     }
 
     /// Lets filters in dump requests take effect. Kernels before 4.20 lack the option and list everything.

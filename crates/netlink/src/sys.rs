@@ -12,6 +12,8 @@ const SOL_NETLINK: libc::c_int = 270;
 pub(crate) enum NetlinkOption {
     /// Join the multicast group whose number is the argument.
     AddMembership = 1,
+    /// Leave the multicast group whose number is the argument.
+    DropMembership = 2,
     /// Don't echo the failed request's payload in error answers.
     CapAck = 10,
     /// Add the kernel's own words and the offending attribute's offset to error answers.

@@ -24,6 +24,11 @@ impl Client {
         Ok(Self { socket: Socket::open(Protocol::Netfilter)?, buffer: Vec::new() })
     }
 
+    /// The connection's netlink port. Notifications of this connection's own transactions carry it.
+    pub fn port(&self) -> u32 {
+        self.socket.port()
+    }
+
     /// Commits a transaction whole; on an error the kernel took nothing of it.
     ///
     /// The exception is [`Error::Overrun`]: then the outcome is unknown.

@@ -128,7 +128,6 @@ pub(crate) mod set {
     pub(crate) const ID: u16 = 10;
     pub(crate) const TIMEOUT: u16 = 11;
     pub(crate) const USERDATA: u16 = 13;
-    pub(crate) const OBJECT_TYPE: u16 = 15;
     pub(crate) const HANDLE: u16 = 16;
     pub(crate) const DESCRIPTION_SIZE: u16 = 1;
     pub(crate) const DESCRIPTION_CONCAT: u16 = 2;

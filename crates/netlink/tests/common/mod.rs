@@ -37,3 +37,21 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     );
     text(&output.stdout)
 }
+
+/// Runs a program that must succeed with the given input, and returns what it printed.
+pub(crate) fn run_with_input(program: &str, arguments: &[&str], input: &str) -> String {
+    use std::io::Write;
+    use std::process::Stdio;
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("cannot run {program}, which this test needs: {error}"));
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{program} {arguments:?} failed: {errors}\non this input:\n{input}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}

@@ -1,0 +1,195 @@
+//! Listing what the kernel holds.
+
+use super::client::Client;
+use super::codes::{self, LIST_ELEMENT, SUBSYSTEM, message};
+use super::decode::{Event, Generation, Subject, each_element};
+use super::element::Element;
+use super::expr::Rule;
+use super::set::Set;
+use super::table::{Chain, Family, Listed, Table, TableId};
+use super::transaction::Counter;
+use crate::error::{Error, Result};
+use crate::wire::{Malformed, Message, Writer};
+use nix::errno::Errno;
+
+impl Client {
+    /// Lists the tables of a family, or of all.
+    pub fn tables(&mut self, family: Option<Family>) -> Result<Vec<Listed<Table>>> {
+        let family = family.map_or(0, Family::byte);
+        self.list(
+            "a list of nftables tables",
+            message::GET_TABLE,
+            family,
+            |_| {},
+            |subject| match subject {
+                Subject::Table(table) => Some(table),
+                _ => None,
+            },
+        )
+    }
+
+    /// Lists the chains of a table; none if the table does not exist.
+    pub fn chains(&mut self, table: &TableId) -> Result<Vec<Listed<Chain>>> {
+        // Kernels list the chains of all tables of the family, whatever is asked for.
+        self.list(
+            "a list of nftables chains",
+            message::GET_CHAIN,
+            table.family.byte(),
+            |writer| writer.string(codes::chain::TABLE, &table.name),
+            |subject| match subject {
+                Subject::Chain(chain) => (chain.object.table == *table).then_some(chain),
+                _ => None,
+            },
+        )
+    }
+
+    /// Lists the rules of a table, or of one of its chains, in their order within each chain.
+    pub fn rules(&mut self, table: &TableId, chain: Option<&str>) -> Result<Vec<Listed<Rule>>> {
+        self.list(
+            "a list of nftables rules",
+            message::GET_RULE,
+            table.family.byte(),
+            |writer| {
+                writer.string(codes::rule::TABLE, &table.name);
+                if let Some(chain) = chain {
+                    writer.string(codes::rule::CHAIN, chain);
+                }
+            },
+            |subject| match subject {
+                Subject::Rule(rule) => {
+                    let wanted = chain.is_none_or(|chain| *rule.object.chain == *chain);
+                    (wanted && rule.object.table == *table).then_some(rule)
+                }
+                _ => None,
+            },
+        )
+    }
+
+    /// Lists the sets and maps of a table, without their elements.
+    pub fn sets(&mut self, table: &TableId) -> Result<Vec<Listed<Set>>> {
+        let listed = self.list(
+            "a list of nftables sets",
+            message::GET_SET,
+            table.family.byte(),
+            |writer| writer.string(codes::set::TABLE, &table.name),
+            |subject| match subject {
+                Subject::Set(set) => (set.object.table == *table).then_some(set),
+                _ => None,
+            },
+        );
+        none_if_absent(listed)
+    }
+
+    /// Lists the named counters of a table.
+    pub fn counters(&mut self, table: &TableId) -> Result<Vec<Listed<Counter>>> {
+        let listed = self.list(
+            "a list of nftables counters",
+            message::GET_OBJECT,
+            table.family.byte(),
+            |writer| {
+                writer.string(codes::object::TABLE, &table.name);
+                writer.u32(codes::object::KIND, codes::object::KIND_COUNTER);
+            },
+            |subject| match subject {
+                Subject::Counter(counter) => (counter.object.table == *table).then_some(counter),
+                _ => None,
+            },
+        );
+        none_if_absent(listed)
+    }
+
+    /// Lists the elements of a set or map. The cost grows with the square of their number.
+    pub fn elements(&mut self, table: &TableId, set: &str) -> Result<Vec<Element>> {
+        self.socket.dump_consistently(
+            "a list of nftables elements",
+            |writer, flags, sequence| {
+                let kind = SUBSYSTEM << 8 | message::GET_ELEMENTS;
+                let mark = writer.begin_netfilter(kind, flags, sequence, table.family.byte(), 0);
+                writer.string(codes::element::LIST_TABLE, &table.name);
+                writer.string(codes::element::LIST_SET, set);
+                writer.end_message(mark);
+            },
+            Vec::new,
+            |elements, message| each_element(message, |element| elements.push(element)),
+        )
+    }
+
+    /// Asks for one element by its key, whatever the size of the set.
+    pub fn element(&mut self, table: &TableId, set: &str, key: &[u8]) -> Result<Option<Element>> {
+        let mut found = None;
+        let answer = self.socket.request(
+            "an nftables element",
+            |writer, flags, sequence| {
+                let kind = SUBSYSTEM << 8 | message::GET_ELEMENTS;
+                let mark = writer.begin_netfilter(kind, flags, sequence, table.family.byte(), 0);
+                writer.string(codes::element::LIST_TABLE, &table.name);
+                writer.string(codes::element::LIST_SET, set);
+                writer.nest(codes::element::LIST_ELEMENTS, |writer| {
+                    writer.nest(LIST_ELEMENT, |writer| {
+                        writer.nest(codes::element::KEY, |writer| writer.attribute(codes::data::VALUE, key));
+                    });
+                });
+                writer.end_message(mark);
+            },
+            |message| each_element(message, |element| found = Some(element)),
+        );
+        match answer {
+            Ok(()) => Ok(found),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The current generation of the ruleset.
+    pub fn generation(&mut self) -> Result<Generation> {
+        const REQUEST: &str = "the nftables generation";
+        let mut found = None;
+        self.socket.request(
+            REQUEST,
+            |writer, flags, sequence| {
+                let kind = SUBSYSTEM << 8 | message::GET_GENERATION;
+                let mark = writer.begin_netfilter(kind, flags, sequence, 0, 0);
+                writer.end_message(mark);
+            },
+            |message| {
+                if let Some(Event { subject: Subject::Generation(generation), .. }) = Event::decode(message)?
+                {
+                    found = Some(generation);
+                }
+                Ok(())
+            },
+        )?;
+        found.ok_or(Error::Answer { request: REQUEST, source: Malformed { what: "no generation in it" } })
+    }
+
+    fn list<T>(
+        &mut self,
+        request: &'static str,
+        kind: u16,
+        family: u8,
+        filter: impl Fn(&mut Writer),
+        choose: impl Fn(Subject) -> Option<T>,
+    ) -> Result<Vec<T>> {
+        self.socket.dump_consistently(
+            request,
+            |writer, flags, sequence| {
+                let mark = writer.begin_netfilter(SUBSYSTEM << 8 | kind, flags, sequence, family, 0);
+                filter(writer);
+                writer.end_message(mark);
+            },
+            Vec::new,
+            |found, message: &Message<'_>| {
+                found.extend(Event::decode(message)?.and_then(|event| choose(event.subject)));
+                Ok(())
+            },
+        )
+    }
+}
+
+/// Some listings answer with an error if the table does not exist, others with nothing.
+fn none_if_absent<T>(listed: Result<Vec<T>>) -> Result<Vec<T>> {
+    match listed {
+        Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(Vec::new()),
+        listed => listed,
+    }
+}
