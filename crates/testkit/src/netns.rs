@@ -7,10 +7,12 @@ mod command;
 
 use std::fs::File;
 use std::marker::PhantomData;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, RawFd};
 use std::panic;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result};
@@ -31,7 +33,11 @@ pub struct Namespace {
 struct Inner {
     name: String,
     file: File,
+    udp_ports: AtomicU16,
 }
+
+/// The ports that UDP clients speak from: those the kernel would choose from, too.
+const UDP_PORTS: RangeInclusive<u16> = 32768..=60999;
 
 impl Namespace {
     /// Makes a new, empty namespace; `name` only appears in messages.
@@ -44,7 +50,7 @@ impl Namespace {
             File::open(OWN_NAMESPACE).with_context(|| format!("cannot open {OWN_NAMESPACE}"))
         })
         .with_context(|| format!("namespace {name}"))?;
-        Ok(Namespace { inner: Arc::new(Inner { name, file }) })
+        Ok(Namespace { inner: Arc::new(Inner { name, file, udp_ports: AtomicU16::new(*UDP_PORTS.start()) }) })
     }
 
     /// The name given at birth.
@@ -95,6 +101,15 @@ impl Namespace {
         NamespaceCommand::new(self.clone(), program)
     }
 
+    /// A port for a UDP client, one not used before until all have been.
+    ///
+    /// Left to the kernel, a port may soon be used again, and then the new datagram belongs to the old flow.
+    pub(crate) fn next_udp_port(&self) -> u16 {
+        let next = |port| Some(if port >= *UDP_PORTS.end() { *UDP_PORTS.start() } else { port + 1 });
+        let taken = self.inner.udp_ports.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        taken.unwrap_or(*UDP_PORTS.start())
+    }
+
     /// The descriptor, for messages to the kernel that name a namespace by it.
     pub(crate) fn raw(&self) -> RawFd {
         self.inner.file.as_raw_fd()
@@ -133,5 +148,19 @@ fn advice() -> &'static str {
         "this needs CAP_SYS_ADMIN and CAP_NET_ADMIN (in a container: run it privileged)"
     } else {
         "run as root: sudo make test"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn udp_ports_come_back_only_after_all_others() {
+        let namespace = Namespace::new("ports").unwrap();
+        let count = UDP_PORTS.len();
+        let first: Vec<_> = std::iter::repeat_with(|| namespace.next_udp_port()).take(count).collect();
+        assert_eq!(first, UDP_PORTS.collect::<Vec<_>>());
+        assert_eq!(namespace.next_udp_port(), first[0]);
     }
 }

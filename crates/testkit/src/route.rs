@@ -121,22 +121,35 @@ impl Route {
     /// A device whose other end came up a moment ago discards packets until the kernel's link watcher has run.
     pub(crate) fn wait_ready(&self, index: u32) -> Result<()> {
         let what = format!("device {index} of namespace {} to come up", self.namespace.name());
-        wait::until(READY, &what, || self.is_up(index).transpose())?
+        self.wait(&what, &message::get_link(index), &Reply::Link { operational: true })
     }
 
-    /// `Some` once the device is up.
-    fn is_up(&self, index: u32) -> Result<Option<()>> {
+    /// Waits until the kernel takes what is sent to its own address `ip`.
+    ///
+    /// It inserts the route for that a little after it has accepted an IPv6 address.
+    pub(crate) fn wait_own(&self, ip: IpAddr) -> Result<()> {
+        let what = format!("address {ip} of namespace {} to be usable", self.namespace.name());
+        self.wait(&what, &message::get_route(ip), &Reply::Route { local: true })
+    }
+
+    /// Asks until the kernel gives the wanted answer.
+    fn wait(&self, what: &str, request: &Message, wanted: &Reply) -> Result<()> {
+        let ask = || self.ask(request).map(|replies| replies.contains(wanted).then_some(()));
+        wait::until(READY, what, || ask().transpose())?
+    }
+
+    /// Sends one question and reads the answers, up to and with the acknowledgement.
+    fn ask(&self, request: &Message) -> Result<Vec<Reply>> {
         let mut bytes = Vec::new();
-        message::get_link(index).write(0, &mut bytes);
+        request.write(0, &mut bytes);
         self.send(&bytes)?;
-        let mut up = false;
-        for bytes in self.receive()?.iter().flat_map(|bytes| message::split(bytes)) {
-            match Reply::read(bytes)? {
-                Reply::Link { operational } => up = operational,
-                Reply::Acknowledged(status) => status?,
+        let mut replies = Vec::new();
+        while !replies.iter().any(|reply| matches!(reply, Reply::Acknowledged(_))) {
+            for message in message::split(&self.datagram()?) {
+                replies.push(Reply::read(message)?);
             }
         }
-        Ok(up.then_some(()))
+        Ok(replies)
     }
 
     /// Reads one acknowledgement. The kernel sends each in a datagram of its own, in order.
@@ -147,19 +160,6 @@ impl Route {
             }
         }
         Ok(())
-    }
-
-    /// Reads datagrams up to the one with the acknowledgement.
-    fn receive(&self) -> Result<Vec<Vec<u8>>> {
-        let mut datagrams = Vec::new();
-        loop {
-            let datagram = self.datagram()?;
-            let last = message::split(&datagram).any(message::is_acknowledgement);
-            datagrams.push(datagram);
-            if last {
-                return Ok(datagrams);
-            }
-        }
     }
 
     fn datagram(&self) -> Result<Vec<u8>> {

@@ -9,7 +9,8 @@ use super::connection::Connection;
 use super::dialogue::Dialogue;
 use super::load::{Load, Tally};
 use super::outcome::Outcome;
-use super::{Transport, load, socket};
+use super::socket::Source;
+use super::{Transport, load};
 use crate::netns::Namespace;
 
 /// Long enough for an answer on a busy machine; TCP has sent its SYN three times by then.
@@ -22,26 +23,25 @@ const IMPATIENT: Duration = Duration::from_millis(300);
 #[derive(Clone, Debug)]
 pub struct Probe {
     namespace: Namespace,
-    source_ip: Option<IpAddr>,
-    source_port: Option<u16>,
+    source: Source,
     patience: Duration,
 }
 
 impl Probe {
     /// A client that speaks from whatever address the kernel chooses.
     pub fn new(namespace: Namespace) -> Probe {
-        Probe { namespace, source_ip: None, source_port: None, patience: PATIENT }
+        Probe { namespace, source: Source::default(), patience: PATIENT }
     }
 
     /// Speaks from `ip`, which must be an address of the host.
     pub fn from(mut self, ip: impl Into<IpAddr>) -> Probe {
-        self.source_ip = Some(ip.into());
+        self.source.ip = Some(ip.into());
         self
     }
 
     /// Speaks from `port`.
     pub fn from_port(mut self, port: u16) -> Probe {
-        self.source_port = Some(port);
+        self.source.port = Some(port);
         self
     }
 
@@ -89,8 +89,7 @@ impl Probe {
     }
 
     pub(super) fn start(&self, transport: Transport, target: SocketAddr) -> Result<Dialogue> {
-        let source = socket::source(self.source_ip, self.source_port, target);
-        Dialogue::start(&self.namespace, transport, source, target, Instant::now() + self.patience)
+        Dialogue::start(&self.namespace, transport, self.source, target, Instant::now() + self.patience)
     }
 
     pub(super) fn namespace(&self) -> &Namespace {

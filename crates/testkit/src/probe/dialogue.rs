@@ -13,7 +13,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::Transport;
 use super::errors;
 use super::outcome::{Answer, Outcome, Refusal};
-use super::socket::Socket;
+use super::socket::{Socket, Source};
 use super::wire;
 use crate::netns::Namespace;
 
@@ -42,7 +42,7 @@ impl Dialogue {
     pub(super) fn start(
         namespace: &Namespace,
         transport: Transport,
-        source: Option<SocketAddr>,
+        source: Source,
         target: SocketAddr,
         deadline: Instant,
     ) -> Result<Dialogue> {

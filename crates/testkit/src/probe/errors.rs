@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use nix::cmsg_space;
 use nix::errno::Errno;
-use nix::libc;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg};
 
 /// Takes the next ICMP error out of the socket's queue, as the kernel translates it.

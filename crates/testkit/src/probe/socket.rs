@@ -25,17 +25,14 @@ impl Socket {
     pub(super) fn connect(
         namespace: &Namespace,
         transport: Transport,
-        source: Option<SocketAddr>,
+        source: Source,
         target: SocketAddr,
     ) -> Result<(Socket, Option<Errno>)> {
         let descriptor = {
             let _entered = namespace.enter()?;
             open(transport, target).context("cannot open a socket")?
         };
-        if let Some(source) = source {
-            bind(descriptor.as_raw_fd(), &SockaddrStorage::from(source))
-                .with_context(|| format!("cannot speak from {source} in namespace {}", namespace.name()))?;
-        }
+        bind_source(&descriptor, namespace, transport, source, target)?;
         let error = match connect(descriptor.as_raw_fd(), &SockaddrStorage::from(target)) {
             Ok(()) | Err(Errno::EINPROGRESS) => None,
             Err(error) => Some(error),
@@ -103,10 +100,42 @@ impl AsFd for Socket {
     }
 }
 
-/// The source to bind to for speaking to `target`.
-pub(super) fn source(ip: Option<IpAddr>, port: Option<u16>, target: SocketAddr) -> Option<SocketAddr> {
-    let any = || if target.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
-    (ip.is_some() || port.is_some()).then(|| SocketAddr::new(ip.unwrap_or_else(any), port.unwrap_or(0)))
+/// Where a client speaks from; what is not given is chosen.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Source {
+    pub(super) ip: Option<IpAddr>,
+    pub(super) port: Option<u16>,
+}
+
+/// Binds the socket to its source, where that is not the kernel's choice.
+fn bind_source(
+    socket: &OwnedFd,
+    namespace: &Namespace,
+    transport: Transport,
+    source: Source,
+    target: SocketAddr,
+) -> Result<()> {
+    let any = if target.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
+    let try_port = |port| {
+        let address = SocketAddr::new(source.ip.unwrap_or(any), port);
+        bind(socket.as_raw_fd(), &SockaddrStorage::from(address))
+            .with_context(|| format!("cannot speak from {address} in namespace {}", namespace.name()))
+    };
+    match (source, transport) {
+        (Source { ip: None, port: None }, Transport::Tcp) => Ok(()),
+        (Source { port: None, .. }, Transport::Tcp) => try_port(0),
+        (Source { port: Some(port), .. }, _) => try_port(port),
+        (Source { port: None, .. }, Transport::Udp) => {
+            // A port may be taken, but hardly that many in a row.
+            let ports = std::iter::repeat_with(|| namespace.next_udp_port()).take(64);
+            let mut results = ports.map(try_port).skip_while(is_taken);
+            results.next().context("no port is free to speak from")?
+        }
+    }
+}
+
+fn is_taken(result: &Result<()>) -> bool {
+    result.as_ref().is_err_and(|error| error.downcast_ref() == Some(&Errno::EADDRINUSE))
 }
 
 fn open(transport: Transport, target: SocketAddr) -> nix::Result<OwnedFd> {
@@ -116,7 +145,11 @@ fn open(transport: Transport, target: SocketAddr) -> nix::Result<OwnedFd> {
     };
     let family = if target.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let descriptor = socket(family, kind, SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC, None)?;
-    setsockopt(&descriptor, sockopt::ReuseAddr, &true)?;
+    // Lets a chosen TCP port be used again while its last connection lingers. UDP sockets that ask for this may
+    // be given a port that another one has, and then take each other's answers.
+    if transport == Transport::Tcp {
+        setsockopt(&descriptor, sockopt::ReuseAddr, &true)?;
+    }
     // Has the kernel keep ICMP errors in a queue of their own: the only way to tell them from resets, and to learn
     // of a rejection by this host's own rules without waiting for TCP to try again.
     if target.is_ipv4() {

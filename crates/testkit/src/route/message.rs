@@ -2,10 +2,9 @@
 
 use std::net::IpAddr;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
 use nix::errno::Errno;
-use nix::libc;
 
 use super::{Mac, VethEnd};
 
@@ -106,6 +105,13 @@ pub(super) fn route(to: IpNet, index: u32, via: Option<IpAddr>, source: Option<I
     message
 }
 
+/// Asks for the route that packets to `ip` take.
+pub(super) fn get_route(ip: IpAddr) -> Message {
+    let whole = if ip.is_ipv4() { 32 } else { 128 };
+    let fixed = vec![family(ip), whole, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    Message::new(libc::RTM_GETROUTE, 0, fixed).attribute(libc::RTA_DST, &octets(ip))
+}
+
 pub(super) fn neighbour(index: u32, ip: IpAddr, mac: Mac) -> Message {
     let mut fixed = vec![family(ip), 0, 0, 0];
     fixed.extend(index.to_ne_bytes());
@@ -156,26 +162,39 @@ fn octets(ip: IpAddr) -> Vec<u8> {
 }
 
 /// What the kernel answers.
+#[derive(PartialEq, Eq)]
 pub(super) enum Reply {
     /// The end of a request.
     Acknowledged(Result<(), Errno>),
     /// A device, and whether it passes packets.
     Link { operational: bool },
+    /// A route, and whether it leads to this host itself.
+    Route { local: bool },
 }
 
 impl Reply {
     /// Reads one message, header included.
     pub(super) fn read(message: &[u8]) -> Result<Reply> {
+        let kind = message.get(4..6).and_then(<[u8]>::first_chunk).map(|bytes| u16::from_ne_bytes(*bytes));
         let body = message.get(HEADER..).context("a route netlink message without header")?;
-        if is_acknowledgement(message) {
-            let code = body.first_chunk().map(|bytes| i32::from_ne_bytes(*bytes)).context("no error code")?;
-            let status = if code == 0 { Ok(()) } else { Err(Errno::from_raw(-code)) };
-            return Ok(Reply::Acknowledged(status));
+        match kind {
+            Some(NLMSG_ERROR) => {
+                let code =
+                    body.first_chunk().context("a route netlink acknowledgement without error code")?;
+                let code = i32::from_ne_bytes(*code);
+                Ok(Reply::Acknowledged(if code == 0 { Ok(()) } else { Err(Errno::from_raw(-code)) }))
+            }
+            Some(libc::RTM_NEWLINK) => {
+                let up = u8::try_from(libc::IF_OPER_UP).expect("a small number");
+                let attributes = body.get(IFINFOMSG..).context("a link message without content")?;
+                Ok(Reply::Link {
+                    operational: attribute_value(attributes, libc::IFLA_OPERSTATE) == Some(&[up]),
+                })
+            }
+            // The type of a route is the eighth byte of `struct rtmsg`.
+            Some(libc::RTM_NEWROUTE) => Ok(Reply::Route { local: body.get(7) == Some(&libc::RTN_LOCAL) }),
+            _ => bail!("a route netlink message of unknown kind {kind:?}"),
         }
-        let up = u8::try_from(libc::IF_OPER_UP).expect("a small number");
-        let attributes = body.get(IFINFOMSG..).context("a link message without content")?;
-        let operational = attribute_value(attributes, libc::IFLA_OPERSTATE) == Some(&[up]);
-        Ok(Reply::Link { operational })
     }
 }
 
@@ -188,10 +207,6 @@ pub(super) fn split(datagram: &[u8]) -> impl Iterator<Item = &[u8]> {
         rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
         Some(message)
     })
-}
-
-pub(super) fn is_acknowledgement(message: &[u8]) -> bool {
-    message.get(4..6) == Some(&NLMSG_ERROR.to_ne_bytes())
 }
 
 fn attribute_value(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {

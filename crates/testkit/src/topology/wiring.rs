@@ -49,6 +49,10 @@ pub(super) fn build(plan: Builder) -> Result<Topology> {
         PodNetwork::Bridge => node.attach_to_bridge(&topology.pods)?,
     }
     Wire::open(&topology.node_b)?.attach_routed(&topology.remote_pods)?;
+    for host in topology.hosts() {
+        let route = Route::open(host.namespace())?;
+        host.addresses().iter().try_for_each(|ip| route.wait_own(ip.v6.into()))?;
+    }
     Ok(topology)
 }
 
@@ -229,7 +233,7 @@ impl<'a> Wire<'a> {
         for device in (PORTS..).take(pods.len()).chain([POD_BRIDGE].into_iter().take(pods.len())) {
             self.route.wait_ready(device)?;
         }
-        Ok(())
+        self.route.wait_own(gateway.v6.into())
     }
 
     fn neighbour(&mut self, device: u32, peer: DualIp, mac: Mac) {
