@@ -1,1 +1,31 @@
-//! The iptables dataplane.
+//! The iptables dataplane: kube-proxy's rules, byte for byte, kept up to date through the iptables programs.
+//!
+//! [`render`] turns the desired state into rules, [`diff`] finds the chains that differ from what the kernel acknowledged,
+//! [`command`] hands them to `iptables-restore`. [`IptablesDataplane`] ties this together for one family. `docs/iptables.md` shows the
+//! path of a packet and how to look at the rules.
+
+mod accounting;
+mod cleanup;
+pub mod command;
+mod dataplane;
+pub mod diff;
+mod error;
+mod full;
+pub mod jumps;
+mod monitor;
+pub mod names;
+mod options;
+pub mod render;
+pub mod ruleset;
+pub mod saved;
+mod sysctl;
+mod table;
+pub mod transaction;
+
+pub use cleanup::{cleanup, cleanup_with};
+pub use command::{Programs, Variant};
+pub use dataplane::{Failures, IptablesDataplane};
+pub use error::{CleanupError, Error};
+pub use options::Options;
+pub use sysctl::allow_localhost_node_ports;
+pub use table::Table;

@@ -1,0 +1,79 @@
+//! Removes all rules of this mode, ours and kube-proxy's alike: they have the same names.
+
+use std::fmt::Write;
+
+use portwarden_model::Family;
+
+use crate::command::{Programs, RestoreError, Variant};
+use crate::error::{CleanupError, Error};
+use crate::jumps::JUMPS;
+use crate::names::{
+    CANARY, EXTERNAL_SERVICES, FORWARD, MARK_MASQ, NODE_PORTS, POSTROUTING, PROXY_FIREWALL, SERVICES,
+    is_service_chain,
+};
+use crate::saved::Saved;
+use crate::table::Table;
+
+/// Our chains in the nat table, besides those of Services.
+const NAT_CHAINS: [&str; 5] = [SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, CANARY];
+/// Our chains in the filter table. KUBE-FIREWALL is not among them: the kubelet needs it.
+const FILTER_CHAINS: [&str; 6] = [SERVICES, EXTERNAL_SERVICES, FORWARD, NODE_PORTS, PROXY_FIREWALL, CANARY];
+
+/// Removes the rules of one family. Goes on after an error, and returns all of them.
+///
+/// The chain KUBE-FIREWALL with the jumps to it, nfacct objects and kernel settings stay: others may use them by now.
+pub fn cleanup(family: Family, variant: Variant) -> Result<(), CleanupError> {
+    cleanup_with(&Programs::new(family, variant))
+}
+
+/// The same with programs of the caller's choice.
+pub fn cleanup_with(programs: &Programs) -> Result<(), CleanupError> {
+    if let Err(error) = programs.check() {
+        // No program or no table: there cannot be rules.
+        return if means_unused(&error) { Ok(()) } else { Err(CleanupError(vec![error])) };
+    }
+    let mut errors = Vec::new();
+    for jump in JUMPS.iter().filter(|jump| !jump.is_shared()) {
+        errors.extend(programs.delete_rule(jump.table, jump.from, &jump.arguments()).err());
+    }
+    let is_ours = |name: &str| NAT_CHAINS.contains(&name) || is_service_chain(name);
+    errors.extend(delete_chains(programs, Table::Nat, is_ours).err());
+    errors.extend(delete_chains(programs, Table::Filter, |name| FILTER_CHAINS.contains(&name)).err());
+    if let Err(error) = programs.delete_chain(Table::Mangle, CANARY) {
+        tracing::debug!(%error, "no canary chain to remove");
+    }
+    if errors.is_empty() { Ok(()) } else { Err(CleanupError(errors)) }
+}
+
+fn delete_chains(programs: &Programs, table: Table, is_ours: impl Fn(&str) -> bool) -> Result<(), Error> {
+    let text = programs.save(table)?;
+    let saved = Saved::parse(&text);
+    let mut chains: Vec<&str> = saved.chains().filter(|name| is_ours(name)).collect();
+    if chains.is_empty() {
+        return Ok(());
+    }
+    chains.sort_unstable();
+    let mut input = format!("*{table}\n");
+    let push = |input: &mut String, line: std::fmt::Arguments<'_>| {
+        input.write_fmt(line).expect("writing to a string cannot fail");
+    };
+    chains.iter().for_each(|chain| push(&mut input, format_args!(":{chain} - [0:0]\n")));
+    chains.iter().for_each(|chain| push(&mut input, format_args!("-X {chain}\n")));
+    input.push_str("COMMIT\n");
+    programs.restore_table(table, &input).map_err(|error| match error {
+        RestoreError::Other(error) => error,
+        RestoreError::Lines(lines) => {
+            programs.rejection(&lines, |number| input.lines().nth(number.checked_sub(1)?).map(str::to_owned))
+        }
+    })
+}
+
+fn means_unused(error: &Error) -> bool {
+    match error {
+        Error::Start { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
+        Error::Failed { message, .. } => {
+            message.contains("Table does not exist") || message.contains("do you need to insmod")
+        }
+        _ => false,
+    }
+}

@@ -1,0 +1,221 @@
+//! The iptables programs of one family: what we ask them, and how their answers are understood.
+
+mod process;
+mod restore_error;
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use portwarden_model::Family;
+
+use crate::error::Error;
+use crate::table::Table;
+use crate::transaction::Transaction;
+
+use process::{Finished, Process};
+
+/// Seconds that the programs wait for the lock of the legacy variant.
+const LOCK_WAIT: &str = "5";
+
+/// Time for anything but a restore. Only a program that hangs needs it.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// More time for each line of a restore: old kernels take milliseconds for a rule when tables are large.
+const LIMIT_PER_LINE: Duration = Duration::from_millis(5);
+
+/// Which of the two implementations of iptables is used. They are different objects in the kernel and do not see each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Variant {
+    /// Whichever `iptables` in PATH is.
+    #[default]
+    FromPath,
+    /// The one on top of nf_tables.
+    Nft,
+    /// The old one.
+    Legacy,
+}
+
+/// The programs of one family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Programs {
+    iptables: PathBuf,
+    save: PathBuf,
+    restore: PathBuf,
+    environment: Vec<(OsString, OsString)>,
+    limit: Duration,
+}
+
+/// Why a restore did not happen.
+#[derive(Debug)]
+pub enum RestoreError {
+    /// These lines were refused; there is at least one.
+    Lines(Vec<RejectedLine>),
+    /// Anything else.
+    Other(Error),
+}
+
+/// A line that `iptables-restore` refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RejectedLine {
+    /// Its number; the first is 1.
+    pub number: usize,
+    /// Why.
+    pub message: String,
+}
+
+/// Whether something is in the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Presence {
+    /// It is.
+    Present,
+    /// It is not.
+    Absent,
+    /// Nobody could tell just now.
+    Unknown,
+}
+
+impl Programs {
+    /// The programs of a variant, looked up in PATH.
+    pub fn new(family: Family, variant: Variant) -> Self {
+        let stem = match family {
+            Family::V4 => "iptables",
+            Family::V6 => "ip6tables",
+        };
+        let stem = match variant {
+            Variant::FromPath => stem.to_owned(),
+            Variant::Nft => format!("{stem}-nft"),
+            Variant::Legacy => format!("{stem}-legacy"),
+        };
+        Programs {
+            save: format!("{stem}-save").into(),
+            restore: format!("{stem}-restore").into(),
+            iptables: stem.into(),
+            environment: Vec::new(),
+            limit: LIMIT,
+        }
+    }
+
+    /// Sets a variable in the environment of the programs.
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.environment.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Gives the programs another time to end; a restore gets more, by its size.
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Whether the family can be used at all: the programs run, and the kernel has the nat table.
+    pub fn check(&self) -> Result<(), Error> {
+        self.iptables(&["-S", "POSTROUTING", "-t", "nat"])?.successful().map(drop)
+    }
+
+    /// What `iptables --version` says.
+    pub fn version(&self) -> Result<String, Error> {
+        let finished = Process::new(&self.iptables, &["--version"], &self.environment).run(self.limit, [])?;
+        finished.successful().map(|output| output.trim().to_owned())
+    }
+
+    /// Makes a chain; tells whether it was not there before.
+    pub fn new_chain(&self, table: Table, chain: &str) -> Result<bool, Error> {
+        let finished = self.iptables(&["-N", chain, "-t", table.as_str()])?;
+        if finished.code == Some(1) { Ok(false) } else { finished.successful().map(|_| true) }
+    }
+
+    /// Whether a chain exists.
+    pub fn has_chain(&self, table: Table, chain: &str) -> Result<Presence, Error> {
+        let finished = self.iptables(&["-S", chain, "-t", table.as_str()])?;
+        Ok(match finished.code {
+            Some(0) => Presence::Present,
+            // A resource problem, such as a lock that was not to be had: it says nothing about the chain.
+            Some(4) => Presence::Unknown,
+            _ => Presence::Absent,
+        })
+    }
+
+    /// Removes an empty chain.
+    pub fn delete_chain(&self, table: Table, chain: &str) -> Result<(), Error> {
+        self.iptables(&["-X", chain, "-t", table.as_str()])?.successful().map(drop)
+    }
+
+    /// Whether a chain has a rule.
+    pub fn has_rule(&self, table: Table, chain: &str, rule: &[&str]) -> Result<bool, Error> {
+        let arguments = [&["-C", chain, "-t", table.as_str()], rule].concat();
+        let finished = self.iptables(&arguments)?;
+        if finished.code == Some(1) || finished.tells_absence() {
+            return Ok(false);
+        }
+        finished.successful().map(|_| true)
+    }
+
+    /// Removes a rule if it is there.
+    pub fn delete_rule(&self, table: Table, chain: &str, rule: &[&str]) -> Result<(), Error> {
+        if !self.has_rule(table, chain, rule)? {
+            return Ok(());
+        }
+        let arguments = [&["-D", chain, "-t", table.as_str()], rule].concat();
+        let finished = self.iptables(&arguments)?;
+        if finished.tells_absence() { Ok(()) } else { finished.successful().map(drop) }
+    }
+
+    /// The chains and rules of a table as text.
+    pub fn save(&self, table: Table) -> Result<String, Error> {
+        let arguments = ["-t", table.as_str()];
+        Process::new(&self.save, &arguments, &self.environment).run(self.limit, [])?.successful()
+    }
+
+    /// Carries out a transaction.
+    pub fn restore(&self, transaction: &Transaction) -> Result<(), RestoreError> {
+        let lines = u32::try_from(transaction.len()).unwrap_or(u32::MAX);
+        let limit = self.limit + LIMIT_PER_LINE.saturating_mul(lines);
+        self.restore_text(&[], limit, transaction.pieces())
+    }
+
+    /// Carries out a transaction on one table, given as text.
+    pub(crate) fn restore_table(&self, table: Table, text: &str) -> Result<(), RestoreError> {
+        self.restore_text(&["-T", table.as_str()], self.limit, [text].into_iter())
+    }
+
+    fn restore_text<'a>(
+        &self,
+        arguments: &[&str],
+        limit: Duration,
+        text: impl Iterator<Item = &'a str> + Send,
+    ) -> Result<(), RestoreError> {
+        let arguments = [&["-w", LOCK_WAIT], arguments, &["--noflush", "--counters"]].concat();
+        let finished = Process::new(&self.restore, &arguments, &self.environment).run(limit, text);
+        let finished = finished.map_err(RestoreError::Other)?;
+        match finished.successful() {
+            Ok(_) => Ok(()),
+            Err(error @ Error::Failed { .. }) => match restore_error::rejected_lines(&finished.errors) {
+                lines if lines.is_empty() => Err(RestoreError::Other(error)),
+                lines => Err(RestoreError::Lines(lines)),
+            },
+            Err(error) => Err(RestoreError::Other(error)),
+        }
+    }
+
+    /// The error for lines that were refused, with the first of them in full.
+    pub(crate) fn rejection(
+        &self,
+        lines: &[RejectedLine],
+        text: impl FnOnce(usize) -> Option<String>,
+    ) -> Error {
+        let program = self.restore.display().to_string();
+        let (number, message) = lines.first().map_or((0, ""), |line| (line.number, &line.message));
+        Error::Rejected {
+            program,
+            number,
+            text: text(number).unwrap_or_default(),
+            message: message.to_owned(),
+        }
+    }
+
+    fn iptables(&self, arguments: &[&str]) -> Result<Finished, Error> {
+        let arguments = [&["-w", LOCK_WAIT], arguments].concat();
+        Process::new(&self.iptables, &arguments, &self.environment).run(self.limit, [])
+    }
+}

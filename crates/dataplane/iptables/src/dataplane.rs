@@ -1,0 +1,363 @@
+//! The dataplane of one family: decides between full and partial syncs, commits, and remembers what was acknowledged.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use portwarden_model::{
+    Changes, Dataplane, Desired, Family, Gauge, Isolated, NamespacedName, ProxiedService, Report, SyncError,
+};
+
+use crate::accounting::Accounting;
+use crate::command::{Programs, RejectedLine, RestoreError};
+use crate::diff;
+use crate::error::Error;
+use crate::full::FullSync;
+use crate::monitor::Monitor;
+use crate::options::Options;
+use crate::render::{Context, FixedRules, InvalidPackets, Mark, is_safe_name, pod_match};
+use crate::ruleset::{Entry, Pending, Ruleset};
+use crate::sysctl;
+use crate::table::Table;
+use crate::transaction::{Line, Transaction};
+
+/// More endpoints than this make a cluster large.
+const LARGE_CLUSTER_ENDPOINTS: usize = 1000;
+
+/// After this time without a full sync, one is made to repair what others may have changed.
+const FULL_SYNC_PERIOD: Duration = Duration::from_secs(3600);
+
+/// How often a sync sets aside what was refused and tries again with the rest.
+const ATTEMPTS: usize = 16;
+
+/// Programs the rules of one family through the iptables programs.
+#[derive(Debug)]
+pub struct IptablesDataplane {
+    family: Family,
+    options: Options,
+    mark: Mark,
+    programs: Programs,
+    accounting: Accounting,
+    invalid_packets_pass: bool,
+    installed: Ruleset,
+    /// Whether `installed` is what the kernel has. Not so at first, after a failure, and after somebody's flush.
+    trusted: bool,
+    /// What the rules depended on in the last successful sync.
+    context: Option<Arc<Context>>,
+    last_full: Option<Instant>,
+    localhost_allowed: bool,
+    monitor: Monitor,
+    failures: Arc<Failures>,
+}
+
+/// How many restores failed since the start.
+#[derive(Debug, Default)]
+pub struct Failures {
+    restore: AtomicU64,
+    partial: AtomicU64,
+}
+
+impl Failures {
+    /// Failed calls of `iptables-restore`.
+    pub fn restore(&self) -> u64 {
+        self.restore.load(Ordering::Relaxed)
+    }
+
+    /// Failed partial syncs, each of which leads to a full one.
+    pub fn partial(&self) -> u64 {
+        self.partial.load(Ordering::Relaxed)
+    }
+}
+
+impl IptablesDataplane {
+    /// For one family, in the network namespace of the calling thread. Changes nothing yet.
+    pub fn new(family: Family, options: Options) -> Result<Self, Error> {
+        let programs = Programs::new(family, options.variant);
+        IptablesDataplane::with_programs(family, options, programs)
+    }
+
+    /// The same with programs of the caller's choice.
+    pub fn with_programs(family: Family, options: Options, programs: Programs) -> Result<Self, Error> {
+        let mark = options.mark()?;
+        programs.check()?;
+        Ok(IptablesDataplane {
+            family,
+            mark,
+            programs,
+            accounting: Accounting::probe(),
+            invalid_packets_pass: sysctl::tcp_is_liberal(),
+            installed: Ruleset::default(),
+            trusted: false,
+            context: None,
+            last_full: None,
+            localhost_allowed: false,
+            monitor: Monitor::new(options.sync_period)?,
+            failures: Arc::default(),
+            options,
+        })
+    }
+
+    /// Counts of failures, for metrics; they go on when the dataplane is gone.
+    pub fn failures(&self) -> Arc<Failures> {
+        self.failures.clone()
+    }
+
+    /// Like [`Dataplane::sync`], with a time of the caller's choice.
+    pub fn sync_at(&mut self, now: Instant, desired: &Desired, changes: &Changes) -> Result<Report, Error> {
+        let full = changes.full || !self.trusted || self.is_full_sync_due(now);
+        let result = if full { self.sync_fully(desired) } else { self.sync_changes(desired, changes) };
+        self.trusted = result.is_ok();
+        match &result {
+            Ok(_) if full => self.last_full = Some(now),
+            Err(_) if !full => drop(self.failures.partial.fetch_add(1, Ordering::Relaxed)),
+            _ => {}
+        }
+        result
+    }
+
+    /// Large clusters go without, as the reference does: reading all rules back takes them too long.
+    fn is_full_sync_due(&self, now: Instant) -> bool {
+        let large = self.context.as_ref().is_some_and(|context| context.large);
+        let due = self.last_full.is_none_or(|last| now.duration_since(last) > FULL_SYNC_PERIOD);
+        due && !large
+    }
+
+    fn sync_fully(&mut self, desired: &Desired) -> Result<Report, Error> {
+        self.accounting.ensure();
+        let context = self.prepare(desired)?;
+        let full = FullSync::prepare(&self.programs, self.family, self.firewall_is_ours(desired))?;
+        let saved = full.saved();
+        let mut outcome = Outcome { full: true, ..Outcome::default() };
+        let mut pending = Pending { services: BTreeMap::new(), fixed: self.fixed_rules(desired) };
+        pending.services.extend(self.installed.names().map(|name| (name.clone(), None)));
+        for (name, service) in desired.services() {
+            let entry = outcome.admit(name, service).then(|| Entry::new(service, &context));
+            pending.services.insert(name.clone(), entry);
+        }
+        self.commit(pending, &mut outcome, |_, pending| full.transaction(pending, &saved))?;
+        full.finish(&self.programs, &mut self.monitor);
+        self.context = Some(context);
+        Ok(outcome.report(&self.installed))
+    }
+
+    fn sync_changes(&mut self, desired: &Desired, changes: &Changes) -> Result<Report, Error> {
+        let context = self.prepare(desired)?;
+        let mut outcome = Outcome::default();
+        let mut pending = Pending { services: BTreeMap::new(), fixed: self.fixed_rules(desired) };
+        let mut add = |name: &NamespacedName| {
+            let service = desired.service(name).filter(|service| outcome.admit(name, service));
+            let installed = self.installed.service(name);
+            let same = match (installed, service) {
+                (Some(entry), Some(service)) => entry.is_of(service, &context),
+                (None, None) => true,
+                _ => false,
+            };
+            if !same {
+                pending.services.insert(name.clone(), service.map(|service| Entry::new(service, &context)));
+            }
+        };
+        if self.context.as_ref().is_some_and(|old| old.differs_for_all(&context)) {
+            desired.services().for_each(|(name, _)| add(name));
+        }
+        changes.services.iter().for_each(&mut add);
+        self.commit(pending, &mut outcome, diff::changes)?;
+        self.context = Some(context);
+        Ok(outcome.report(&self.installed))
+    }
+
+    /// Commits until the kernel accepts, setting aside Services whose lines it refuses and stale chains that others use.
+    fn commit(
+        &mut self,
+        mut pending: Pending,
+        outcome: &mut Outcome,
+        build: impl Fn(&Ruleset, &Pending) -> Transaction,
+    ) -> Result<(), Error> {
+        let mut aside = Aside::default();
+        for attempt in 1.. {
+            let mut transaction = build(&self.installed, &pending);
+            aside.kept_chains.iter().for_each(|chain| transaction.nat.keep_chain(chain));
+            let rejected = match self.restore(&transaction) {
+                Ok(()) => {
+                    outcome.committed(&transaction);
+                    self.installed.acknowledge(pending);
+                    break;
+                }
+                Err(RestoreError::Other(error)) => return Err(error),
+                Err(RestoreError::Lines(lines)) => lines,
+            };
+            let isolated = aside.set_aside(&rejected, &transaction, &mut pending, &self.installed);
+            if attempt == ATTEMPTS || !isolated {
+                let text = |number| transaction.line(number).map(|line| line.to_string());
+                return Err(self.programs.rejection(&rejected, text));
+            }
+        }
+        outcome.isolated.append(&mut aside.isolated);
+        Ok(())
+    }
+
+    fn restore(&self, transaction: &Transaction) -> Result<(), RestoreError> {
+        if transaction.is_empty() {
+            return Ok(());
+        }
+        let result = self.programs.restore(transaction);
+        if result.is_err() {
+            self.failures.restore.fetch_add(1, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Makes sure that node ports can answer on loopback, and gathers what the Services' rules depend on.
+    fn prepare(&mut self, desired: &Desired) -> Result<Arc<Context>, Error> {
+        let localhost = self.has_localhost_node_ports(desired);
+        if localhost && !self.localhost_allowed {
+            sysctl::allow_localhost_node_ports()?;
+            self.localhost_allowed = true;
+        }
+        let context = Context {
+            family: self.family,
+            pods: pod_match(&desired.node.pod_traffic),
+            count_localhost: localhost && self.accounting.counts_localhost(),
+            large: desired.totals().endpoints > LARGE_CLUSTER_ENDPOINTS,
+        };
+        let same = self.context.as_ref().filter(|old| ***old == context);
+        Ok(same.cloned().unwrap_or_else(|| Arc::new(context)))
+    }
+
+    fn fixed_rules(&self, desired: &Desired) -> FixedRules {
+        let invalid = match (self.invalid_packets_pass, self.accounting.counts_invalid()) {
+            (true, _) => InvalidPackets::Pass,
+            (false, false) => InvalidPackets::Drop,
+            (false, true) => InvalidPackets::DropAndCount,
+        };
+        let localhost = self.has_localhost_node_ports(desired);
+        FixedRules::render(self.family, self.mark, invalid, localhost, &desired.node.node_ports)
+    }
+
+    /// Never for IPv6, whose loopback address cannot be routed.
+    fn has_localhost_node_ports(&self, desired: &Desired) -> bool {
+        self.family == Family::V4 && self.options.localhost_node_ports && desired.node.node_ports_on_loopback
+    }
+
+    /// Whether we write the chain that is shared with the kubelet; else we only make sure that it is there.
+    fn firewall_is_ours(&self, desired: &Desired) -> bool {
+        self.has_localhost_node_ports(desired)
+    }
+}
+
+impl Dataplane for IptablesDataplane {
+    fn mode(&self) -> &'static str {
+        "iptables"
+    }
+
+    fn family(&self) -> Family {
+        self.family
+    }
+
+    fn sync(&mut self, desired: &Desired, changes: &Changes) -> Result<Report, SyncError> {
+        Ok(self.sync_at(Instant::now(), desired, changes)?)
+    }
+
+    fn watch_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.monitor.fd())
+    }
+
+    fn tampering(&mut self) -> Option<String> {
+        let flushed = self.monitor.check(&self.programs, Instant::now());
+        if flushed.is_some() {
+            self.trusted = false;
+        }
+        flushed
+    }
+}
+
+/// What was left out of a transaction so that the rest could be committed.
+#[derive(Default)]
+struct Aside {
+    isolated: Vec<Isolated>,
+    refused: BTreeSet<NamespacedName>,
+    kept_chains: BTreeSet<String>,
+}
+
+impl Aside {
+    /// Takes the refused lines out of what is pending. Returns whether any of them can be left out at all.
+    fn set_aside(
+        &mut self,
+        rejected: &[RejectedLine],
+        transaction: &Transaction,
+        pending: &mut Pending,
+        installed: &Ruleset,
+    ) -> bool {
+        let mut progress = false;
+        let mut seen = BTreeSet::new();
+        for line in rejected {
+            match transaction.line(line.number) {
+                Some(Line::Rule { text, owner: Some(owner) }) if seen.insert(owner) => {
+                    progress = true;
+                    let first_time = self.refused.insert(owner.clone());
+                    // What the kernel accepted before is better than nothing, unless it is that which is refused now.
+                    let fallback = installed.service(owner).filter(|_| first_time).cloned();
+                    pending.services.insert(owner.clone(), fallback);
+                    if first_time {
+                        let reason = format!("iptables-restore refused `{text}`: {}", line.message);
+                        self.isolated.push(Isolated { service: owner.clone(), reason });
+                    }
+                }
+                Some(Line::Delete { chain }) => {
+                    progress |= self.kept_chains.insert(chain.to_owned());
+                    tracing::warn!(
+                        chain,
+                        reason = line.message,
+                        "cannot remove a stale chain: something else uses it"
+                    );
+                }
+                _ => {}
+            }
+        }
+        progress
+    }
+}
+
+/// What a sync has done so far.
+#[derive(Default)]
+struct Outcome {
+    full: bool,
+    written: usize,
+    filter_rules: usize,
+    nat_rules: usize,
+    isolated: Vec<Isolated>,
+}
+
+impl Outcome {
+    /// Whether the Service can be written as a rule at all; notes it if not.
+    fn admit(&mut self, name: &NamespacedName, service: &ProxiedService) -> bool {
+        let bad = service.ports.iter().find(|port| !is_safe_name(&port.name));
+        if let Some(port) = bad {
+            let reason = format!("the name {:?} cannot be part of an iptables rule", port.name.to_string());
+            self.isolated.push(Isolated { service: name.clone(), reason });
+        }
+        bad.is_none()
+    }
+
+    fn committed(&mut self, transaction: &Transaction) {
+        self.written = transaction.len();
+        self.filter_rules = transaction.filter.rules();
+        self.nat_rules = transaction.nat.rules();
+    }
+
+    fn report(self, installed: &Ruleset) -> Report {
+        let gauge = |metric, table: Table, value| Gauge {
+            metric,
+            labels: vec![("table", table.as_str().to_owned())],
+            value,
+        };
+        let gauges = vec![
+            gauge("sync_proxy_rules_iptables_total", Table::Filter, installed.rules(Table::Filter)),
+            gauge("sync_proxy_rules_iptables_total", Table::Nat, installed.rules(Table::Nat)),
+            gauge("sync_proxy_rules_iptables_last", Table::Filter, self.filter_rules),
+            gauge("sync_proxy_rules_iptables_last", Table::Nat, self.nat_rules),
+        ];
+        Report { full: self.full, written: self.written, isolated: self.isolated, gauges }
+    }
+}

@@ -1,0 +1,121 @@
+//! Notices when somebody flushes our tables.
+//!
+//! An empty chain, the canary, stands in each table. When the one in mangle is gone (that table is the smallest, so looking is cheap),
+//! whoever flushes is given a moment to finish with the other tables before everything is written anew.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use nix::sys::time::TimeSpec;
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+
+use crate::command::{Presence, Programs};
+use crate::error::Error;
+use crate::names::CANARY;
+use crate::table::Table;
+
+/// Time between two looks at the other canaries once one is gone.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(100);
+/// How long a flush may take before we no longer wait for its end.
+const FLUSH_LIMIT: Duration = Duration::from_secs(5);
+
+/// Watches the canaries. Its timer says when there is something to do.
+#[derive(Debug)]
+pub(crate) struct Monitor {
+    timer: TimerFd,
+    period: Duration,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// There may be no canaries.
+    Unarmed,
+    /// The canaries are there.
+    Watching,
+    /// The first canary was seen to be gone at this time.
+    Flushed(Instant),
+}
+
+impl Monitor {
+    /// Watches with this period, from now on.
+    pub(crate) fn new(period: Duration) -> Result<Self, Error> {
+        let timer =
+            TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK);
+        let timer = timer.map_err(|source| Error::Timer { source: source.into() })?;
+        let monitor = Monitor { timer, period, state: State::Unarmed };
+        monitor.look_after(Duration::from_nanos(1)).map_err(|source| Error::Timer { source })?;
+        Ok(monitor)
+    }
+
+    /// Readable when it is time to [`check`](Self::check).
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.timer.as_fd()
+    }
+
+    /// Looks, if it is time to. `Some` tells what was flushed.
+    pub(crate) fn check(&mut self, programs: &Programs, now: Instant) -> Option<String> {
+        // Nothing to read means that the time has not come.
+        self.timer.wait().ok()?;
+        let (flushed, next) = self.step(programs, now);
+        if let Err(error) = self.look_after(next) {
+            tracing::warn!(%error, "cannot set the timer of the rules monitor; flushed rules are only noticed by full syncs");
+        }
+        flushed
+    }
+
+    /// Tells that the canaries were put in place.
+    pub(crate) fn armed(&mut self) {
+        self.state = State::Watching;
+    }
+
+    /// One look; also tells when the next one is due.
+    fn step(&mut self, programs: &Programs, now: Instant) -> (Option<String>, Duration) {
+        match self.state {
+            State::Unarmed => match arm(programs) {
+                Ok(()) => self.state = State::Watching,
+                Err(error) => tracing::warn!(%error, "cannot make the canary chains; trying again later"),
+            },
+            State::Watching => {
+                if presence(programs, Table::Mangle) == Presence::Absent {
+                    self.state = State::Flushed(now);
+                    return (None, FLUSH_INTERVAL);
+                }
+            }
+            State::Flushed(since) => {
+                let going = |table| presence(programs, table) != Presence::Absent;
+                if now.duration_since(since) < FLUSH_LIMIT && (going(Table::Nat) || going(Table::Filter)) {
+                    return (None, FLUSH_INTERVAL);
+                }
+                self.state = State::Unarmed;
+                let text = format!(
+                    "chain {CANARY} is gone from table {}: somebody flushed the rules",
+                    Table::Mangle
+                );
+                return (Some(text), self.period);
+            }
+        }
+        (None, self.period)
+    }
+
+    fn look_after(&self, time: Duration) -> io::Result<()> {
+        let expiration = Expiration::OneShot(TimeSpec::from_duration(time));
+        Ok(self.timer.set(expiration, TimerSetTimeFlags::empty())?)
+    }
+}
+
+/// Makes the canaries that are not there.
+fn arm(programs: &Programs) -> Result<(), Error> {
+    for table in [Table::Mangle, Table::Nat, Table::Filter] {
+        programs.new_chain(table, CANARY)?;
+    }
+    Ok(())
+}
+
+fn presence(programs: &Programs, table: Table) -> Presence {
+    programs.has_chain(table, CANARY).unwrap_or_else(|error| {
+        tracing::warn!(%error, %table, "cannot look for the canary chain; trying again later");
+        Presence::Unknown
+    })
+}

@@ -1,0 +1,198 @@
+//! Names of chains and counters: the fixed ones, and those made from a hash of what they stand for.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use data_encoding::BASE32;
+use portwarden_model::PortName;
+use sha2::{Digest, Sha256};
+
+/// Dispatches by address; exists in filter (addresses without endpoints) and nat (all others).
+pub const SERVICES: &str = "KUBE-SERVICES";
+/// Refuses external traffic that has no endpoint.
+pub const EXTERNAL_SERVICES: &str = "KUBE-EXTERNAL-SERVICES";
+/// Lets forwarded service traffic pass.
+pub const FORWARD: &str = "KUBE-FORWARD";
+/// Dispatches by node port (nat); accepts health checks of load balancers (filter).
+pub const NODE_PORTS: &str = "KUBE-NODEPORTS";
+/// Drops what a load balancer's source ranges do not allow.
+pub const PROXY_FIREWALL: &str = "KUBE-PROXY-FIREWALL";
+/// Shared with the kubelet: protects loopback addresses.
+pub const FIREWALL: &str = "KUBE-FIREWALL";
+/// Masquerades what was marked.
+pub const POSTROUTING: &str = "KUBE-POSTROUTING";
+/// Marks for masquerading.
+pub const MARK_MASQ: &str = "KUBE-MARK-MASQ";
+/// Empty; its absence shows that somebody flushed the tables.
+pub const CANARY: &str = "KUBE-PROXY-CANARY";
+
+/// The nfacct object that counts packets to node ports on loopback addresses.
+pub const LOCALHOST_COUNTER: &str = "localhost_nps_accepted_pkts";
+/// The nfacct object that counts packets dropped because conntrack could not make sense of them.
+pub const INVALID_COUNTER: &str = "ct_state_invalid_dropped_pkts";
+
+/// What a chain of a service port is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// Chooses among endpoints anywhere.
+    Cluster,
+    /// Chooses among endpoints on this node.
+    Local,
+    /// Takes traffic that did not come for the cluster address.
+    External,
+    /// Lets only certain sources reach load-balancer addresses.
+    Firewall,
+    /// Leads to one endpoint.
+    Endpoint,
+}
+
+impl Role {
+    const ALL: [Role; 5] = [Role::Cluster, Role::Local, Role::External, Role::Firewall, Role::Endpoint];
+
+    fn prefix(self) -> &'static str {
+        match self {
+            Role::Cluster => "KUBE-SVC-",
+            Role::Local => "KUBE-SVL-",
+            Role::External => "KUBE-EXT-",
+            Role::Firewall => "KUBE-FW-",
+            Role::Endpoint => "KUBE-SEP-",
+        }
+    }
+}
+
+/// The name of a chain that belongs to one service port, all in the nat table.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServiceChain {
+    role: Role,
+    hash: [u8; HASH_LENGTH],
+}
+
+/// Kernels limit chain names to 28 characters, so a hash is cut to this length.
+const HASH_LENGTH: usize = 16;
+/// Bytes of SHA-256 that base32 turns into [`HASH_LENGTH`] characters.
+const HASH_BYTES: usize = 10;
+
+impl ServiceChain {
+    /// What the chain is for.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    fn hash(&self) -> &str {
+        std::str::from_utf8(&self.hash).expect("base32 is ASCII")
+    }
+}
+
+/// Whether a chain of the nat table was made for a service port, by this program or by kube-proxy.
+pub fn is_service_chain(name: &str) -> bool {
+    Role::ALL.into_iter().any(|role| name.starts_with(role.prefix()))
+}
+
+impl fmt::Display for ServiceChain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.role.prefix())?;
+        f.write_str(self.hash())
+    }
+}
+
+impl fmt::Debug for ServiceChain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Makes all the chain names of one service port.
+#[derive(Debug, Clone)]
+pub struct PortChains {
+    /// The hash so far: endpoints are hashed with the port's name in front.
+    state: Sha256,
+    hash: [u8; HASH_LENGTH],
+}
+
+impl PortChains {
+    /// For the service port with this printed name (`namespace/name` or `namespace/name:port`).
+    pub fn new(port: &PortName, printed: &str) -> Self {
+        let state = Sha256::new().chain_update(printed).chain_update(port.protocol.as_lower());
+        let hash = finish(state.clone());
+        PortChains { state, hash }
+    }
+
+    /// The port's chain with this role; endpoints have [`PortChains::endpoint`].
+    pub fn chain(&self, role: Role) -> ServiceChain {
+        ServiceChain { role, hash: self.hash }
+    }
+
+    /// The chain of one endpoint.
+    pub fn endpoint(&self, address: SocketAddr) -> ServiceChain {
+        let mut text = [0; LONGEST_ADDRESS];
+        let state = self.state.clone().chain_update(write_address(address, &mut text));
+        ServiceChain { role: Role::Endpoint, hash: finish(state) }
+    }
+}
+
+/// `[ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255]:65535` and a little room.
+const LONGEST_ADDRESS: usize = 56;
+
+fn write_address(address: SocketAddr, text: &mut [u8; LONGEST_ADDRESS]) -> &[u8] {
+    use std::io::Write;
+    let mut rest = &mut text[..];
+    write!(rest, "{address}").expect("the buffer holds every address and port");
+    let unused = rest.len();
+    &text[..LONGEST_ADDRESS - unused]
+}
+
+fn finish(state: Sha256) -> [u8; HASH_LENGTH] {
+    let digest = state.finalize();
+    let mut hash = [0; HASH_LENGTH];
+    BASE32.encode_mut(&digest[..HASH_BYTES], &mut hash);
+    hash
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use portwarden_model::{Name, NamespacedName, Protocol};
+
+    fn chains(service: &str, port: &str, protocol: Protocol) -> PortChains {
+        let service = NamespacedName::new("demo", service);
+        let port = PortName { service, port: Name::from(port), protocol };
+        PortChains::new(&port, &port.to_string())
+    }
+
+    #[test]
+    fn one_hash_serves_all_chains_of_a_port() {
+        let web = chains("web", "http", Protocol::Tcp);
+        assert_eq!(web.chain(Role::Cluster).to_string(), "KUBE-SVC-XRY76EGRC3BSCIIJ");
+        assert_eq!(web.chain(Role::Local).to_string(), "KUBE-SVL-XRY76EGRC3BSCIIJ");
+        assert_eq!(web.chain(Role::External).to_string(), "KUBE-EXT-XRY76EGRC3BSCIIJ");
+        assert_eq!(web.chain(Role::Firewall).to_string(), "KUBE-FW-XRY76EGRC3BSCIIJ");
+    }
+
+    #[test]
+    fn an_unnamed_port_has_no_colon_and_the_protocol_counts() {
+        let np = chains("np", "", Protocol::Tcp);
+        assert_eq!(np.chain(Role::Cluster).to_string(), "KUBE-SVC-3FI5PGKAZJQCM3EG");
+        let dns = chains("dns", "dns", Protocol::Udp);
+        assert_eq!(dns.chain(Role::Cluster).to_string(), "KUBE-SVC-IXHL676EY46F5RLS");
+    }
+
+    #[test]
+    fn endpoints_are_hashed_with_their_port_and_ipv6_in_brackets() {
+        let web = chains("web", "http", Protocol::Tcp);
+        let endpoint = web.endpoint("10.244.0.11:8080".parse().unwrap());
+        assert_eq!(endpoint.to_string(), "KUBE-SEP-QRUEL26JRDPVFLID");
+        let six = chains("six", "http", Protocol::Tcp);
+        let endpoint = six.endpoint("[fd00:10:244::24]:8080".parse().unwrap());
+        assert_eq!(endpoint.to_string(), "KUBE-SEP-UZAQBLS5OCRWV5E7");
+    }
+
+    #[test]
+    fn service_chains_are_told_by_their_prefix() {
+        for name in ["KUBE-SVC-X", "KUBE-SVL-X", "KUBE-EXT-X", "KUBE-FW-X", "KUBE-SEP-X"] {
+            assert!(is_service_chain(name), "{name}");
+        }
+        for name in ["KUBE-SERVICES", "KUBE-FIREWALL", "KUBE-MARK-MASQ", "CILIUM-KUBE-SVC-X", "INPUT"] {
+            assert!(!is_service_chain(name), "{name}");
+        }
+    }
+}

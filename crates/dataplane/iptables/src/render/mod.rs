@@ -1,0 +1,103 @@
+//! From the desired state to rules, as text for `iptables-restore`. Pure.
+//!
+//! A Service contributes lines to chains that all Services share ([`SharedLines`]) and has chains of its own ([`OwnChains`]). Both
+//! depend on nothing but the Service and the [`Context`], so one changed Service renders alone.
+
+mod endpoints;
+mod fixed;
+mod frontends;
+mod own;
+
+#[cfg(test)]
+mod tests;
+
+use portwarden_model::{Family, PodTraffic, PortName, ProxiedPort, Verdict};
+
+use crate::names::{PortChains, Role};
+
+pub use fixed::{FixedRules, InvalidPackets, Mark};
+pub use frontends::{SharedChain, SharedLines};
+pub use own::OwnChains;
+
+/// What the rules of every Service depend on, besides the Service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Context {
+    /// The family of all rules.
+    pub family: Family,
+    /// How packets from pods are matched, such as `-s 10.244.0.0/16`.
+    pub pods: Option<String>,
+    /// Count packets to node ports on loopback addresses.
+    pub count_localhost: bool,
+    /// Leave out the comments of endpoint rules: there are very many of them.
+    pub large: bool,
+}
+
+impl Context {
+    /// Whether Services must be rendered anew that did not change. The size of the cluster alone is no reason, as in the reference:
+    /// chains with and without comments stand side by side.
+    pub fn differs_for_all(&self, other: &Context) -> bool {
+        Context { large: self.large, ..other.clone() } != *self
+    }
+}
+
+/// How packets from pods are matched, if they can be told.
+pub fn pod_match(traffic: &PodTraffic) -> Option<String> {
+    match traffic {
+        PodTraffic::Unknown => None,
+        PodTraffic::From(range) => Some(format!("-s {range}")),
+        PodTraffic::Interface(name) => Some(format!("-i {name}")),
+        PodTraffic::InterfacePrefix(prefix) => Some(format!("-i {prefix}+")),
+    }
+}
+
+/// Whether the name can stand in a rule. The API server admits no other names, but manifests in files did not pass it.
+pub fn is_safe_name(name: &PortName) -> bool {
+    let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_' | '/' | ':');
+    name.service.as_str().chars().chain(name.port.as_str().chars()).all(safe)
+}
+
+/// One service port with what its rules are made of.
+struct Port<'a> {
+    port: &'a ProxiedPort,
+    /// `namespace/name` or `namespace/name:port`.
+    name: String,
+    chains: PortChains,
+    protocol: &'static str,
+    context: &'a Context,
+}
+
+impl<'a> Port<'a> {
+    fn new(port: &'a ProxiedPort, context: &'a Context) -> Self {
+        let name = port.name.to_string();
+        let chains = PortChains::new(&port.name, &name);
+        Port { port, name, chains, protocol: port.protocol().as_lower(), context }
+    }
+
+    /// Whether only some sources may use the load-balancer addresses.
+    fn has_firewall(&self) -> bool {
+        self.port.has_endpoints && self.port.source_ranges.is_some()
+    }
+
+    /// Where load-balancer addresses lead.
+    fn load_balancer_role(&self) -> Role {
+        if self.has_firewall() { Role::Firewall } else { Role::External }
+    }
+}
+
+/// What becomes of traffic without an endpoint: why, and the target that does it. `None` for traffic that is forwarded.
+fn refusal(verdict: Verdict) -> Option<(&'static str, &'static str)> {
+    match verdict {
+        Verdict::Forward(_) => None,
+        Verdict::Reject => Some(("has no endpoints", "REJECT")),
+        Verdict::Drop => Some(("has no local endpoints", "DROP")),
+    }
+}
+
+/// Appends one line, written like `format!`.
+macro_rules! rule {
+    ($out:expr, $($template:tt)*) => {{
+        use std::fmt::Write;
+        writeln!($out, $($template)*).expect("writing to a string cannot fail");
+    }};
+}
+use rule;

@@ -1,0 +1,158 @@
+//! The chains that belong to one Service alone: external traffic, source ranges, choice of endpoints, endpoints.
+
+use portwarden_model::{Exposure, Frontend, Masquerade, PoolKind, ProxiedService, Verdict};
+
+use super::{Context, Port, rule};
+use crate::names::{MARK_MASQ, PROXY_FIREWALL, Role, ServiceChain};
+
+/// The chains of one Service with their rules, all in the nat table.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OwnChains {
+    /// The rules of all chains, one after the other.
+    text: String,
+    /// Each chain with the end of its rules in `text`.
+    chains: Vec<(ServiceChain, usize)>,
+}
+
+impl OwnChains {
+    /// Renders one Service.
+    pub fn render(service: &ProxiedService, context: &Context) -> OwnChains {
+        let mut own = OwnChains::default();
+        for port in &service.ports {
+            Port::new(port, context).chains(&mut own);
+        }
+        own
+    }
+
+    /// The chains with their rules.
+    pub fn iter(&self) -> impl Iterator<Item = (ServiceChain, &str)> {
+        let starts = std::iter::once(0).chain(self.chains.iter().map(|(_, end)| *end));
+        self.chains.iter().zip(starts).map(|((chain, end), start)| (*chain, &self.text[start..*end]))
+    }
+
+    /// How many rules there are in all chains.
+    pub fn rules(&self) -> usize {
+        self.text.lines().count()
+    }
+
+    /// Adds a chain; `fill` appends its rules.
+    pub(super) fn add(&mut self, chain: ServiceChain, fill: impl FnOnce(&mut String)) {
+        fill(&mut self.text);
+        self.chains.push((chain, self.text.len()));
+    }
+}
+
+impl Port<'_> {
+    fn chains(&self, own: &mut OwnChains) {
+        let external = self.port.frontends.iter().find(|frontend| frontend.exposure != Exposure::ClusterIp);
+        if let Some(external) = external.filter(|_| self.port.has_endpoints) {
+            own.add(self.chains.chain(Role::External), |rules| self.external_rules(external, rules));
+        }
+        if self.has_firewall() {
+            own.add(self.chains.chain(Role::Firewall), |rules| self.firewall_rules(rules));
+        }
+        for (kind, role) in [(PoolKind::Cluster, Role::Cluster), (PoolKind::Local, Role::Local)] {
+            if self.port.pool(kind).is_empty() {
+                continue;
+            }
+            own.add(self.chains.chain(role), |rules| {
+                self.cluster_ip_masquerade(kind, rules);
+                self.dispatch_rules(self.chains.chain(role), self.port.pool(kind), rules);
+            });
+        }
+        self.endpoint_chains(own);
+    }
+
+    /// Traffic to the cluster address that may come from outside the cluster must find its way back through this node.
+    fn cluster_ip_masquerade(&self, kind: PoolKind, rules: &mut String) {
+        let Some(frontend) = self.port.frontends.iter().find(|frontend| {
+            frontend.exposure == Exposure::ClusterIp && frontend.from_elsewhere == Verdict::Forward(kind)
+        }) else {
+            return;
+        };
+        let not_pods = match (frontend.masquerade, &self.context.pods) {
+            (Masquerade::Always, _) => String::new(),
+            (Masquerade::NotFromPods, Some(pods)) => format!(" ! {pods}"),
+            _ => return,
+        };
+        let Some(ip) = frontend.ip else { return };
+        let chain = self.chains.chain(if kind == PoolKind::Local { Role::Local } else { Role::Cluster });
+        let (name, p, number) = (&self.name, self.protocol, frontend.port);
+        rule!(
+            rules,
+            "-A {chain} -m comment --comment \"{name} cluster IP\" -m {p} -p {p} -d {ip} --dport {number}{not_pods} -j {MARK_MASQ}"
+        );
+    }
+
+    /// All frontends but the cluster address end up here; they share one policy.
+    fn external_rules(&self, frontend: &Frontend, rules: &mut String) {
+        let name = &self.name;
+        let chain = self.chains.chain(Role::External);
+        let cluster = self.chains.chain(Role::Cluster);
+        if frontend.masquerade == Masquerade::Always {
+            rule!(
+                rules,
+                "-A {chain} -m comment --comment \"masquerade traffic for {name} external destinations\" -j {MARK_MASQ}"
+            );
+        } else {
+            // What starts on this node behaves as if it went out to a load balancer and came back: to any endpoint.
+            if let Some(pods) = &self.context.pods {
+                rule!(
+                    rules,
+                    "-A {chain} -m comment --comment \"pod traffic for {name} external destinations\" {pods} -j {cluster}"
+                );
+            }
+            rule!(
+                rules,
+                "-A {chain} -m comment --comment \"masquerade LOCAL traffic for {name} external destinations\" \
+                 -m addrtype --src-type LOCAL -j {MARK_MASQ}"
+            );
+            rule!(
+                rules,
+                "-A {chain} -m comment --comment \"route LOCAL traffic for {name} external destinations\" \
+                 -m addrtype --src-type LOCAL -j {cluster}"
+            );
+        }
+        match frontend.from_elsewhere {
+            Verdict::Forward(PoolKind::Cluster) => rule!(rules, "-A {chain} -j {cluster}"),
+            Verdict::Forward(PoolKind::Local) => {
+                rule!(rules, "-A {chain} -j {}", self.chains.chain(Role::Local));
+            }
+            // Falls out of the chain, keeps its destination, and is refused in the filter table.
+            Verdict::Drop | Verdict::Reject => {}
+        }
+    }
+
+    fn firewall_rules(&self, rules: &mut String) {
+        let Some(sources) = &self.port.source_ranges else { return };
+        let name = &self.name;
+        let chain = self.chains.chain(Role::Firewall);
+        let external = self.chains.chain(Role::External);
+        for range in &sources.ranges {
+            rule!(
+                rules,
+                "-A {chain} -m comment --comment \"{name} loadbalancer IP\" -s {range} -j {external}"
+            );
+        }
+        if sources.frontends_too {
+            for ip in self.load_balancer_ips() {
+                rule!(
+                    rules,
+                    "-A {chain} -m comment --comment \"{name} loadbalancer IP\" -s {ip} -j {external}"
+                );
+            }
+        }
+        // No target: it only counts.
+        rule!(
+            rules,
+            "-A {chain} -m comment --comment \"other traffic to {name} will be dropped by {PROXY_FIREWALL}\""
+        );
+    }
+
+    fn load_balancer_ips(&self) -> impl Iterator<Item = std::net::IpAddr> {
+        let frontends = self.port.frontends.iter();
+        frontends
+            .filter(|frontend| frontend.exposure == Exposure::LoadBalancerIp)
+            .filter_map(|frontend| frontend.ip)
+    }
+}

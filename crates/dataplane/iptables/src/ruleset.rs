@@ -1,0 +1,147 @@
+//! What the kernel has acknowledged, and what it is to have next.
+
+use std::cell::OnceCell;
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use portwarden_model::{NamespacedName, ProxiedService};
+
+use crate::render::{Context, FixedRules, OwnChains, SharedLines};
+use crate::table::Table;
+
+/// One Service as rendered. Its own chains are not kept: they follow from the Service and the context, and are most of the text.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    service: Arc<ProxiedService>,
+    context: Arc<Context>,
+    shared: SharedLines,
+    /// How many rules its own chains have, once they were rendered.
+    own_rules: OnceCell<usize>,
+}
+
+impl Entry {
+    /// Renders a Service.
+    pub fn new(service: &Arc<ProxiedService>, context: &Arc<Context>) -> Entry {
+        Entry {
+            shared: SharedLines::render(service, context),
+            own_rules: OnceCell::new(),
+            service: service.clone(),
+            context: context.clone(),
+        }
+    }
+
+    /// Its lines in chains that all Services share.
+    pub fn shared(&self) -> &SharedLines {
+        &self.shared
+    }
+
+    /// Its own chains.
+    pub fn own(&self) -> OwnChains {
+        let own = OwnChains::render(&self.service, &self.context);
+        self.own_rules.get_or_init(|| own.rules());
+        own
+    }
+
+    /// Whether it was rendered from this very Service in an equal context.
+    pub fn is_of(&self, service: &Arc<ProxiedService>, context: &Arc<Context>) -> bool {
+        Arc::ptr_eq(&self.service, service)
+            && (Arc::ptr_eq(&self.context, context) || self.context == *context)
+    }
+
+    fn rules(&self, table: Table) -> usize {
+        let own = || *self.own_rules.get_or_init(|| OwnChains::render(&self.service, &self.context).rules());
+        self.shared.count(table) + if table == Table::Nat { own() } else { 0 }
+    }
+}
+
+/// The rules that the kernel has acknowledged.
+#[derive(Debug, Default)]
+pub struct Ruleset {
+    services: BTreeMap<NamespacedName, Entry>,
+    fixed: FixedRules,
+    filter_rules: usize,
+    nat_rules: usize,
+}
+
+impl Ruleset {
+    /// One Service as it is in the kernel.
+    pub fn service(&self, name: &NamespacedName) -> Option<&Entry> {
+        self.services.get(name)
+    }
+
+    /// The names of all Services in the kernel.
+    pub fn names(&self) -> impl Iterator<Item = &NamespacedName> {
+        self.services.keys()
+    }
+
+    /// The rules of no Service.
+    pub fn fixed(&self) -> &FixedRules {
+        &self.fixed
+    }
+
+    /// How many rules a table has.
+    pub fn rules(&self, table: Table) -> usize {
+        let services = match table {
+            Table::Filter => self.filter_rules,
+            Table::Nat => self.nat_rules,
+            Table::Mangle => 0,
+        };
+        services + self.fixed.count(table)
+    }
+
+    /// Takes over what the kernel has accepted.
+    pub fn acknowledge(&mut self, pending: Pending) {
+        self.fixed = pending.fixed;
+        for (name, entry) in pending.services {
+            let old = match entry {
+                Some(entry) => {
+                    self.filter_rules += entry.rules(Table::Filter);
+                    self.nat_rules += entry.rules(Table::Nat);
+                    self.services.insert(name, entry)
+                }
+                None => self.services.remove(&name),
+            };
+            if let Some(old) = old {
+                self.filter_rules -= old.rules(Table::Filter);
+                self.nat_rules -= old.rules(Table::Nat);
+            }
+        }
+    }
+}
+
+/// What is to differ from the acknowledged rules.
+#[derive(Debug, Clone)]
+pub struct Pending {
+    /// Services that changed; `None` for one that goes.
+    pub services: BTreeMap<NamespacedName, Option<Entry>>,
+    /// The rules of no Service.
+    pub fixed: FixedRules,
+}
+
+impl Pending {
+    /// All Services as they are to be, in order: the pending ones, and the acknowledged ones that do not change.
+    pub fn entries<'a>(
+        &'a self,
+        installed: &'a Ruleset,
+    ) -> impl Iterator<Item = (&'a NamespacedName, &'a Entry)> {
+        let mut pending = self.services.iter().peekable();
+        let mut installed = installed.services.iter().peekable();
+        std::iter::from_fn(move || {
+            let order = match (pending.peek(), installed.peek()) {
+                (Some((new, _)), Some((old, _))) => new.cmp(old),
+                (Some(_), None) => Ordering::Less,
+                (None, Some(_)) => Ordering::Greater,
+                (None, None) => return None,
+            };
+            if order == Ordering::Greater {
+                return installed.next().map(|(name, entry)| Some((name, entry)));
+            }
+            if order == Ordering::Equal {
+                installed.next();
+            }
+            pending.next().map(|(name, entry)| entry.as_ref().map(|entry| (name, entry)))
+        })
+        .flatten()
+    }
+}
