@@ -7,5 +7,6 @@ pub mod files;
 mod report;
 mod settle;
 mod sink;
+pub mod wire;
 
 pub use sink::{Batch, Closed, Health, Sink, Status, Update};

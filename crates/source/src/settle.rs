@@ -1,11 +1,16 @@
 //! From manifests to model events.
 
+use std::fmt::Debug;
+
 use portwarden_model::{Event, Interner, Kind, Name, NamespacedName, Problem, manifest, object};
+use serde::de::DeserializeOwned;
 
 /// A manifest of one of the kinds that a proxy uses.
-pub(crate) trait Manifest {
+pub trait Manifest: prost::Message + DeserializeOwned + Default + Debug + PartialEq + 'static {
     /// Its kind.
     const KIND: Kind;
+    /// Its kind as Kubernetes writes it.
+    const NAME: &'static str;
 
     /// Its metadata.
     fn metadata(&self) -> &manifest::Metadata;
@@ -19,6 +24,7 @@ pub(crate) trait Manifest {
 
 impl Manifest for manifest::Service {
     const KIND: Kind = Kind::Service;
+    const NAME: &'static str = "Service";
 
     fn metadata(&self) -> &manifest::Metadata {
         &self.metadata
@@ -36,6 +42,7 @@ impl Manifest for manifest::Service {
 
 impl Manifest for manifest::EndpointSlice {
     const KIND: Kind = Kind::EndpointSlice;
+    const NAME: &'static str = "EndpointSlice";
 
     fn metadata(&self) -> &manifest::Metadata {
         &self.metadata
@@ -53,6 +60,7 @@ impl Manifest for manifest::EndpointSlice {
 
 impl Manifest for manifest::Node {
     const KIND: Kind = Kind::Node;
+    const NAME: &'static str = "Node";
 
     fn metadata(&self) -> &manifest::Metadata {
         &self.metadata
@@ -70,6 +78,7 @@ impl Manifest for manifest::Node {
 
 impl Manifest for manifest::ServiceCidr {
     const KIND: Kind = Kind::ServiceCidr;
+    const NAME: &'static str = "ServiceCIDR";
 
     fn metadata(&self) -> &manifest::Metadata {
         &self.metadata

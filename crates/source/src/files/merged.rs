@@ -5,10 +5,11 @@ use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use portwarden_model::{Event, Kind, Name, Problem};
+use portwarden_model::{Event, Kind, Name, Problem, manifest};
 
 use super::folder::{Folder, Key, Settled};
 use crate::report::Reported;
+use crate::settle::Manifest;
 
 /// What was told so far.
 #[derive(Debug, Default)]
@@ -75,10 +76,10 @@ impl Merged {
 
 fn duplicate(path: &Path, (kind, name): &Key, winner: &Path) -> Problem {
     let kind = match kind {
-        Kind::Service => "Service",
-        Kind::EndpointSlice => "EndpointSlice",
-        Kind::Node => "Node",
-        Kind::ServiceCidr => "ServiceCIDR",
+        Kind::Service => manifest::Service::NAME,
+        Kind::EndpointSlice => manifest::EndpointSlice::NAME,
+        Kind::Node => manifest::Node::NAME,
+        Kind::ServiceCidr => manifest::ServiceCidr::NAME,
     };
     Problem {
         object: path.display().to_string(),
