@@ -55,3 +55,33 @@ impl Changes {
         self.gone.extend(later.gone);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trigger_times_alone_need_no_sync() {
+        let timed = Changes { trigger_times: vec![Timestamp::from_nanos(1)], ..Changes::default() };
+        assert!(timed.is_empty());
+        assert!(Changes::default().is_empty());
+    }
+
+    #[test]
+    fn each_kind_of_change_needs_a_sync() {
+        let gone = GoneFrontend { ip: None, port: 30053, protocol: Protocol::Udp };
+        let all = [
+            Changes::everything(),
+            Changes { node: true, ..Changes::default() },
+            Changes { udp: true, ..Changes::default() },
+            Changes { services: [NamespacedName::new("demo", "web")].into(), ..Changes::default() },
+            Changes { gone: [gone].into(), ..Changes::default() },
+        ];
+        for changes in all {
+            assert!(!changes.is_empty(), "{changes:?}");
+            let mut merged = Changes::default();
+            merged.merge(changes.clone());
+            assert_eq!(merged, changes);
+        }
+    }
+}

@@ -2,6 +2,9 @@
 //!
 //! This is the one place where that is decided. Whoever wants to know why gets it from the same code through [`Why`].
 
+#[cfg(test)]
+mod tests;
+
 use crate::endpoints::{Candidate, HintMatch};
 use crate::name::PortName;
 use crate::pool::{Backend, Pool};

@@ -3,6 +3,9 @@
 //! The reference leaves it to chance. Here the winner depends only on what exists: cluster addresses before external ones before
 //! load-balancer ones before node ports, then the Service whose name sorts first.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 

@@ -1,5 +1,8 @@
 //! From slices to the endpoints of one service port: merged, without duplicates, in text order.
 
+#[cfg(test)]
+mod tests;
+
 use std::net::{IpAddr, SocketAddr};
 
 use crate::name::Name;
@@ -56,7 +59,7 @@ pub(crate) fn merge<'a>(
 ) -> Vec<Candidate<'a>> {
     let mut all = Vec::new();
     for slice in slices {
-        for port in slice.ports.iter().filter(|port| port.name == *port_name && port.protocol == protocol) {
+        for port in slice.ports.iter().filter(|port| port.is_target_of(port_name, protocol)) {
             collect(slice, port.port.get(), place, &mut all);
         }
     }

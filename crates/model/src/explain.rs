@@ -1,12 +1,17 @@
 //! Why a Service's frontends and endpoints are what they are, recorded while the deciding code runs.
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 use std::net::SocketAddr;
 
 use crate::choice::{Reason, Topology, Why};
 use crate::desired::{Frontend, PoolKind, ProxiedService, Verdict};
 use crate::endpoints::Candidate;
-use crate::name::{Name, NamespacedName, PortName};
+use crate::ip::Family;
+use crate::name::{Name, NamespacedName, PortName, Protocol};
+use crate::object::{EndpointSlice, SlicePort};
 
 /// Everything that was decided about one Service in one family.
 #[derive(Debug, Clone, PartialEq)]
@@ -15,6 +20,19 @@ pub struct Explanation {
     pub ports: Vec<PortExplanation>,
     /// Slices that were left out because they are of the other family.
     pub other_family: Vec<NamespacedName>,
+    /// Ports of slices that no port of the Service has as its target: their endpoints are not used through them.
+    pub unmatched: Vec<UnmatchedPort>,
+}
+
+/// A slice's port that no port of its Service has as its target.
+#[derive(Debug, Clone, PartialEq)]
+pub struct UnmatchedPort {
+    /// The slice.
+    pub slice: NamespacedName,
+    /// The port's name.
+    pub port: Name,
+    /// The port's protocol.
+    pub protocol: Protocol,
 }
 
 /// Everything that was decided about one port.
@@ -105,16 +123,32 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Adds what only the finished Service tells.
+    /// Adds what only the finished Service and all its slices tell.
     pub(crate) fn finish(
         mut self,
         service: ProxiedService,
-        other_family: Vec<NamespacedName>,
+        slices: &[EndpointSlice],
+        family: Family,
     ) -> Explanation {
+        let other_family =
+            slices.iter().filter(|s| s.family() != family).map(|slice| slice.name.clone()).collect();
+        let ours = slices.iter().filter(|slice| slice.family() == family);
+        let is_target = |port: &SlicePort| {
+            self.ports.iter().any(|known| port.is_target_of(&known.name.port, known.name.protocol))
+        };
+        let unmatched = ours
+            .flat_map(|slice| slice.ports.iter().map(move |port| (slice, port)))
+            .filter(|(_, port)| !is_target(port))
+            .map(|(slice, port)| UnmatchedPort {
+                slice: slice.name.clone(),
+                port: port.name.clone(),
+                protocol: port.protocol,
+            })
+            .collect();
         for (explanation, port) in self.ports.iter_mut().zip(service.ports) {
             explanation.frontends = port.frontends.iter().map(explain_frontend).collect();
         }
-        Explanation { ports: self.ports, other_family }
+        Explanation { ports: self.ports, other_family, unmatched }
     }
 
     fn endpoint(&mut self, candidate: &Candidate<'_>) -> Option<&mut EndpointExplanation> {

@@ -1,5 +1,8 @@
 //! From a Service and its endpoints to frontends: which addresses, which pool for whom, who is masqueraded.
 
+#[cfg(test)]
+mod tests;
+
 use std::net::IpAddr;
 
 use crate::choice::{Choice, Needs, Why, choose};

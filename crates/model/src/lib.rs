@@ -20,6 +20,8 @@ mod node_view;
 pub mod object;
 mod pool;
 mod problem;
+#[cfg(test)]
+mod sample;
 mod settings;
 mod timestamp;
 
@@ -32,7 +34,9 @@ pub use desired::{
     ProxiedPort, ProxiedService, SourceRanges, Totals, Verdict,
 };
 pub use event::{Event, Kind};
-pub use explain::{EndpointExplanation, Explanation, FrontendExplanation, FrontendReason, PortExplanation};
+pub use explain::{
+    EndpointExplanation, Explanation, FrontendExplanation, FrontendReason, PortExplanation, UnmatchedPort,
+};
 pub use ip::{Family, PerFamily, normalise, parse_cidr, parse_ip};
 pub use name::{Interner, Name, NamespacedName, PortName, Protocol};
 pub use pool::{Backend, Pool};

@@ -1,5 +1,8 @@
 //! What holds for the node as a whole: its address, its pods' traffic, where node ports answer.
 
+#[cfg(test)]
+mod tests;
+
 use std::net::IpAddr;
 
 use ipnet::IpNet;

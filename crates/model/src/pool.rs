@@ -118,3 +118,47 @@ impl fmt::Debug for Pool {
             .finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn backend(text: &str, local: bool) -> Backend {
+        let address: SocketAddr = text.parse().expect("an address");
+        Backend { ip: address.ip(), port: address.port(), local }
+    }
+
+    #[test]
+    fn what_is_packed_comes_out_again() {
+        for texts in [["10.0.1.10:80", "10.0.1.1:80"], ["[fd00::10]:80", "[fd00::1]:80"]] {
+            let backends = [backend(texts[0], true), backend(texts[1], false)];
+            let pool = Pool::new(&backends);
+            assert_eq!(pool.iter().collect::<Vec<_>>(), backends);
+            assert_eq!((pool.len(), pool.get(1), pool.get(2)), (2, Some(backends[1]), None));
+            assert!(pool.contains(backends[0].address()));
+            assert!(!pool.contains(SocketAddr::new(backends[0].ip, 81)));
+        }
+    }
+
+    #[test]
+    fn pools_are_equal_by_content_and_shared_by_allocation() {
+        let pool = Pool::new(&[backend("10.0.0.1:80", false)]);
+        let same = Pool::new(&[backend("10.0.0.1:80", false)]);
+        assert_eq!(pool, same);
+        assert!(pool.shares_with(&pool.clone()) && !pool.shares_with(&same));
+        assert_ne!(pool, Pool::new(&[backend("10.0.0.1:80", true)]), "where it runs is part of it");
+        assert!(Pool::new(&[]).shares_with(&Pool::default()) && Pool::default().is_empty());
+    }
+
+    #[test]
+    fn a_pool_prints_its_endpoints() {
+        let pool = Pool::new(&[backend("10.0.0.1:80", true), backend("10.0.0.2:80", false)]);
+        assert_eq!(format!("{pool:?}"), r#"["10.0.0.1:80 local", "10.0.0.2:80"]"#);
+    }
+
+    /// Eight bytes for an IPv4 endpoint: address, port and where it runs.
+    #[test]
+    fn entries_are_small() {
+        assert_eq!((size_of::<Entry<4>>(), size_of::<Entry<16>>()), (8, 20));
+    }
+}

@@ -188,18 +188,12 @@ impl Cluster {
         self.store.service_names()
     }
 
-    /// Why a Service's frontends and endpoints are what they are. `None` if it is not proxied in this family.
+    /// Why a Service's frontends and endpoints are what they are, as of the last event. `None` if it is not proxied in this family.
     pub fn explain(&self, name: &NamespacedName, family: Family) -> Option<Explanation> {
         let mut recorder = Recorder::default();
         let mut service = self.build(name, family, &mut recorder)?;
         self.families[family].claims.mark(name, &mut service);
-        let others = self
-            .store
-            .slices(name)
-            .iter()
-            .filter(|slice| slice.family() != family)
-            .map(|slice| slice.name.clone());
-        Some(recorder.finish(service, others.collect()))
+        Some(recorder.finish(service, self.store.slices(name), family))
     }
 
     fn build(&self, name: &NamespacedName, family: Family, why: &mut impl Why) -> Option<ProxiedService> {

@@ -1,5 +1,8 @@
 //! Services: what is proxied, under which addresses, with which policies.
 
+#[cfg(test)]
+mod tests;
+
 use std::net::IpAddr;
 use std::num::{NonZeroU16, NonZeroU32};
 
@@ -98,6 +101,10 @@ fn settle(
     problems: &mut Problems,
 ) -> Option<Service> {
     let spec = &from.spec;
+    if from.metadata.name.is_empty() {
+        problems.add("metadata.name", "missing; Service left out");
+        return None;
+    }
     if from.metadata.labels.contains_key(LABEL_PROXY_NAME) || matches!(spec.cluster_ip.as_str(), "" | "None")
     {
         return None;

@@ -35,3 +35,19 @@ impl ServiceCidr {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::service_cidr;
+
+    #[test]
+    fn ranges_of_both_families_are_kept_and_bad_ones_reported() {
+        let given = service_cidr("kubernetes", &["10.96.0.1/12", "bad", "fd00:96::/108"]);
+        let (cidr, problems) = ServiceCidr::from_manifest(&given);
+        let found: Vec<String> = cidr.cidrs.iter().map(ToString::to_string).collect();
+        assert_eq!(found, ["10.96.0.0/12", "fd00:96::/108"]);
+        assert_eq!(problems.len(), 1);
+        assert_eq!(problems[0].field, "spec.cidrs[1]");
+    }
+}

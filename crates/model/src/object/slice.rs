@@ -3,6 +3,9 @@
 //! A cluster has few Services but up to hundreds of thousands of endpoints, so an endpoint is one address and six bytes;
 //! names of nodes and hints are kept once per slice.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::num::NonZeroU16;
@@ -42,6 +45,13 @@ pub struct SlicePort {
     pub protocol: Protocol,
     /// The number on the endpoints.
     pub port: NonZeroU16,
+}
+
+impl SlicePort {
+    /// Whether this is the target of a Service's port: name and protocol are equal.
+    pub fn is_target_of(&self, name: &Name, protocol: Protocol) -> bool {
+        self.name == *name && self.protocol == protocol
+    }
 }
 
 /// One endpoint of a slice, unpacked.
@@ -169,10 +179,12 @@ fn settle(
             return None;
         }
     };
+    if from.metadata.namespace.is_empty() || from.metadata.name.is_empty() {
+        problems.add("metadata", "name or namespace is missing; slice left out");
+        return None;
+    }
     let service = from.metadata.labels.get(LABEL_SERVICE_NAME).filter(|service| !service.is_empty());
-    let (Some(service), false, false) =
-        (service, from.metadata.namespace.is_empty(), from.metadata.name.is_empty())
-    else {
+    let Some(service) = service else {
         problems.add(format!("metadata.labels[{LABEL_SERVICE_NAME}]"), "no Service is named; slice left out");
         return None;
     };
