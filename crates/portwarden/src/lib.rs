@@ -1,3 +1,4 @@
 //! The binary as a library.
 
 pub mod config;
+pub mod flags;

@@ -3,17 +3,18 @@
 //! Unknown and repeated fields are remarks, as they are for kube-proxy (it decodes strictly first, leniently after that);
 //! a value of the wrong type is an error, and all of them are reported at once.
 
+mod fields;
+
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::fmt;
 
+use fields::{Fields, Report};
+
 use super::document::{
-    API_VERSION, ClientConnection, Conntrack, DetectLocal, Document, FlushFrequency, GROUP, Iptables, Ipvs, KIND, Logging,
+    API_VERSION, ClientConnection, Conntrack, DetectLocal, Document, Iptables, Ipvs, KIND, Logging,
     LoggingOptions, Nftables, OutputRouting, VModule, Winkernel,
 };
-use super::duration::GoDuration;
-use super::quantity::Quantity;
-use super::tree::{self, Node, Value};
+use super::tree::{self, Value};
 
 /// A decoded file and what is odd about it.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,10 +54,14 @@ pub enum DecodeError {
     #[error("failed to decode: the file is neither YAML nor JSON: {0}")]
     Syntax(String),
     /// YAML, but nothing with fields.
-    #[error("failed to decode: expected a mapping with `apiVersion: {API_VERSION}` and `kind: {KIND}`, found {0}")]
+    #[error(
+        "failed to decode: expected a mapping with `apiVersion: {API_VERSION}` and `kind: {KIND}`, found {0}"
+    )]
     NotAMapping(String),
     /// `kind` or `apiVersion` is missing.
-    #[error("failed to decode: the file has no `{0}` (a configuration needs `apiVersion: {API_VERSION}` and `kind: {KIND}`)")]
+    #[error(
+        "failed to decode: the file has no `{0}` (a configuration needs `apiVersion: {API_VERSION}` and `kind: {KIND}`)"
+    )]
     NoIdentity(&'static str),
     /// Another kind of object.
     #[error(
@@ -99,15 +104,28 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded, DecodeError> {
     identity(&mut fields)?;
     let document = document(&mut fields);
     fields.close();
-    let Report { remarks, problems } = report.into_inner();
+    let Report { mut remarks, mut problems } = report.into_inner();
+    remarks.sort_by_key(Remark::line);
+    problems.sort_by_key(|problem| problem.line);
     if problems.is_empty() { Ok(Decoded { document, remarks }) } else { Err(DecodeError::Types(problems)) }
+}
+
+impl Remark {
+    /// The line it is about, counted from 1.
+    pub fn line(&self) -> u64 {
+        match self {
+            Remark::Unknown { line, .. } | Remark::Repeated { line, .. } => *line,
+        }
+    }
 }
 
 impl fmt::Display for Remark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Remark::Unknown { path, line } => write!(f, "unknown field {path:?} on line {line}"),
-            Remark::Repeated { path, line } => write!(f, "field {path:?} is set more than once, line {line} counts"),
+            Remark::Repeated { path, line } => {
+                write!(f, "field {path:?} is set more than once, line {line} counts")
+            }
         }
     }
 }
@@ -130,7 +148,6 @@ fn identity(fields: &mut Fields<'_>) -> Result<(), DecodeError> {
     if kind == KIND && version == API_VERSION {
         return Ok(());
     }
-    debug_assert!(API_VERSION.starts_with(GROUP), "the version names the group");
     Err(DecodeError::OtherObject { kind, version })
 }
 
@@ -190,7 +207,10 @@ fn logging(fields: &mut Fields<'_>) -> Logging {
 }
 
 fn output_routing(fields: &mut Fields<'_>) -> OutputRouting {
-    OutputRouting { split_stream: fields.switch("splitStream"), info_buffer_size: fields.quantity("infoBufferSize") }
+    OutputRouting {
+        split_stream: fields.switch("splitStream"),
+        info_buffer_size: fields.quantity("infoBufferSize"),
+    }
 }
 
 fn iptables(fields: &mut Fields<'_>) -> Iptables {
@@ -254,193 +274,5 @@ fn conntrack(fields: &mut Fields<'_>) -> Conntrack {
     }
 }
 
-#[derive(Default)]
-struct Report {
-    remarks: Vec<Remark>,
-    problems: Vec<TypeProblem>,
-}
-
-/// The fields of one mapping that nobody has read yet. `null` is the same as absent, for every type.
-struct Fields<'r> {
-    path: String,
-    unread: BTreeMap<String, Node>,
-    report: &'r RefCell<Report>,
-}
-
-impl<'r> Fields<'r> {
-    fn open(path: String, node: Node, report: &'r RefCell<Report>) -> Self {
-        let mut fields = Fields { path, unread: BTreeMap::new(), report };
-        match node.value {
-            Value::Map(entries) => {
-                for (name, node) in entries {
-                    let line = node.line;
-                    if fields.unread.insert(name.clone(), node).is_some() {
-                        let path = fields.child(&name);
-                        report.borrow_mut().remarks.push(Remark::Repeated { path, line });
-                    }
-                }
-            }
-            Value::Null => {}
-            other => fields.problem(fields.path.clone(), node.line, format!("expected a mapping, found {}", other.describe())),
-        }
-        fields
-    }
-
-    fn close(self) {
-        for (name, node) in &self.unread {
-            let path = self.child(name);
-            self.report.borrow_mut().remarks.push(Remark::Unknown { path, line: node.line });
-        }
-    }
-
-    fn child(&self, name: &str) -> String {
-        if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
-    }
-
-    fn problem(&self, path: String, line: u64, message: String) {
-        self.report.borrow_mut().problems.push(TypeProblem { path, line, message });
-    }
-
-    /// Reads a field with a function that explains itself when the value does not suit it.
-    fn read<T>(&mut self, name: &str, read: impl FnOnce(&Value) -> Result<T, String>) -> Option<T> {
-        let node = self.unread.remove(name)?;
-        if matches!(node.value, Value::Null) {
-            return None;
-        }
-        read(&node.value).map_err(|message| self.problem(self.child(name), node.line, message)).ok()
-    }
-
-    fn section<T: Default>(&mut self, name: &str, read: impl FnOnce(&mut Fields<'r>) -> T) -> T {
-        let Some(node) = self.unread.remove(name) else { return T::default() };
-        let mut fields = Fields::open(self.child(name), node, self.report);
-        let section = read(&mut fields);
-        fields.close();
-        section
-    }
-
-    fn list<T>(&mut self, name: &str, read: impl Fn(&mut Fields<'r>) -> T) -> Vec<T> {
-        let Some(items) = self.read(name, items) else { return Vec::new() };
-        let mut list = Vec::with_capacity(items.len());
-        for (index, node) in items.into_iter().enumerate() {
-            let mut fields = Fields::open(format!("{}[{index}]", self.child(name)), node, self.report);
-            list.push(read(&mut fields));
-            fields.close();
-        }
-        list
-    }
-
-    fn text(&mut self, name: &str) -> Option<String> {
-        self.read(name, text)
-    }
-
-    fn texts(&mut self, name: &str) -> Option<Vec<String>> {
-        let items = self.read(name, items)?;
-        let mut list = Vec::with_capacity(items.len());
-        for (index, node) in items.iter().enumerate() {
-            match &node.value {
-                Value::Null => list.push(String::new()),
-                value => match text(value) {
-                    Ok(text) => list.push(text),
-                    Err(message) => self.problem(format!("{}[{index}]", self.child(name)), node.line, message),
-                },
-            }
-        }
-        Some(list)
-    }
-
-    fn switch(&mut self, name: &str) -> Option<bool> {
-        self.read(name, switch)
-    }
-
-    fn switches(&mut self, name: &str) -> Option<BTreeMap<String, bool>> {
-        let node = self.unread.remove(name)?;
-        if matches!(node.value, Value::Null) {
-            return None;
-        }
-        let mut fields = Fields::open(self.child(name), node, self.report);
-        let names: Vec<_> = fields.unread.keys().cloned().collect();
-        Some(names.into_iter().map(|name| (name.clone(), fields.switch(&name).unwrap_or_default())).collect())
-    }
-
-    fn number<T: TryFrom<i128>>(&mut self, name: &str) -> Option<T> {
-        self.read(name, |value| {
-            let number = whole(value)?;
-            T::try_from(number).map_err(|_| format!("{number} is out of range"))
-        })
-    }
-
-    fn fraction(&mut self, name: &str) -> Option<f32> {
-        self.read(name, |value| match value {
-            #[expect(clippy::cast_possible_truncation, reason = "rounding is what a 32-bit field asks for")]
-            Value::Float(number) => Ok(*number as f32),
-            Value::Integer(number) => Ok(*number as f32),
-            other => Err(format!("expected a number, found {}", other.describe())),
-        })
-    }
-
-    fn duration(&mut self, name: &str) -> Option<GoDuration> {
-        self.read(name, |value| match value {
-            Value::Text(text) => GoDuration::parse(text).map_err(|error| error.to_string()),
-            other => Err(format!("expected a duration such as \"30s\", found {}", other.describe())),
-        })
-    }
-
-    fn flush_frequency(&mut self, name: &str) -> Option<FlushFrequency> {
-        self.read(name, |value| match value {
-            Value::Text(text) => {
-                let duration = GoDuration::parse(text).map_err(|error| error.to_string())?;
-                Ok(FlushFrequency { duration, as_number: false })
-            }
-            other => {
-                let number = whole(other).map_err(|_| {
-                    format!("expected a duration such as \"5s\" or a number of nanoseconds, found {}", other.describe())
-                })?;
-                let nanoseconds = i64::try_from(number).map_err(|_| format!("{number} is out of range"))?;
-                Ok(FlushFrequency { duration: GoDuration::from_nanos(nanoseconds), as_number: true })
-            }
-        })
-    }
-
-    fn quantity(&mut self, name: &str) -> Option<Quantity> {
-        self.read(name, |value| match value {
-            Value::Text(text) => Quantity::parse(text.trim()).map_err(|error| error.to_string()),
-            Value::Integer(number) => Quantity::parse(&number.to_string()).map_err(|error| error.to_string()),
-            Value::Float(number) => Quantity::parse(&number.to_string()).map_err(|error| error.to_string()),
-            other => Err(format!("expected a quantity such as \"64Ki\", found {}", other.describe())),
-        })
-    }
-}
-
-fn text(value: &Value) -> Result<String, String> {
-    match value {
-        Value::Text(text) => Ok(text.clone()),
-        other @ (Value::Bool(_) | Value::Integer(_) | Value::Float(_)) => {
-            Err(format!("expected text, found {} (put it in quotes)", other.describe()))
-        }
-        other => Err(format!("expected text, found {}", other.describe())),
-    }
-}
-
-fn switch(value: &Value) -> Result<bool, String> {
-    match value {
-        Value::Bool(switch) => Ok(*switch),
-        other => Err(format!("expected true or false, found {}", other.describe())),
-    }
-}
-
-fn items(value: &Value) -> Result<Vec<Node>, String> {
-    match value {
-        Value::List(items) => Ok(items.clone()),
-        other => Err(format!("expected a list, found {}", other.describe())),
-    }
-}
-
-/// A whole number; YAML's `5.0` is one.
-fn whole(value: &Value) -> Result<i128, String> {
-    match value {
-        Value::Integer(number) => Ok(*number),
-        #[expect(clippy::cast_possible_truncation, reason = "whole and within 64 bits, by the guard")]
-        Value::Float(number) if number.fract() == 0.0 && number.abs() < 9e18 => Ok(*number as i128),
-        other => Err(format!("expected a whole number, found {}", other.describe())),
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -275,7 +275,9 @@ fn shortest<S: Serializer>(number: &Option<f32>, serializer: S) -> Result<S::Ok,
     const PLAIN: f32 = 1e15;
     match number {
         #[expect(clippy::cast_possible_truncation, reason = "whole and small, by the guard")]
-        Some(number) if number.fract() == 0.0 && number.abs() < PLAIN => serializer.serialize_i64(*number as i64),
+        Some(number) if number.fract() == 0.0 && number.abs() < PLAIN => {
+            serializer.serialize_i64(*number as i64)
+        }
         // Widening 0.1f32 directly would print 0.10000000149011612.
         Some(number) => serializer.serialize_f64(number.to_string().parse().unwrap_or(f64::from(*number))),
         None => serializer.serialize_none(),

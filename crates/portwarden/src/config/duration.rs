@@ -92,7 +92,8 @@ impl GoDuration {
             rest = after;
         }
         // The most negative value has no positive counterpart, hence the detour.
-        let signed = if negative { 0i64.checked_sub_unsigned(total) } else { 0i64.checked_add_unsigned(total) };
+        let signed =
+            if negative { 0i64.checked_sub_unsigned(total) } else { 0i64.checked_add_unsigned(total) };
         signed.map(GoDuration).ok_or_else(too_long)
     }
 }
@@ -230,7 +231,23 @@ mod tests {
 
     #[test]
     fn what_go_refuses_is_refused() {
-        for text in ["", "-", "5", "s", ".s", ".", "1x", "1 s", " 1s", "1s ", "--1s", "1e3s", "1d", "9223372036854775808ns", "3000000h"] {
+        for text in [
+            "",
+            "-",
+            "5",
+            "s",
+            ".s",
+            ".",
+            "1x",
+            "1 s",
+            " 1s",
+            "1s ",
+            "--1s",
+            "1e3s",
+            "1d",
+            "9223372036854775808ns",
+            "3000000h",
+        ] {
             assert!(GoDuration::parse(text).is_err(), "{text:?}");
         }
     }

@@ -167,7 +167,9 @@ mod tests {
 
     #[test]
     fn what_is_not_a_quantity_is_refused() {
-        for text in ["", "-", ".", "k", "1K", "1kb", "1 k", "1..2", "1.2.3", "1e", "1e99", "0x10", "1_000", "1ki", "ä"] {
+        for text in [
+            "", "-", ".", "k", "1K", "1kb", "1 k", "1..2", "1.2.3", "1e", "1e99", "0x10", "1_000", "1ki", "ä",
+        ] {
             assert!(Quantity::parse(text).is_err(), "{text:?}");
         }
     }

@@ -54,8 +54,8 @@ pub(super) fn parse(text: &str) -> Result<Node, String> {
         non_finite_float_policy: NonFiniteFloatPolicy::PassThrough,
         with_snippet: false,
     };
-    let spanned: Spanned<Value> =
-        serde_saphyr::from_str_with_options(first_document(text), options).map_err(|error| error.to_string())?;
+    let spanned: Spanned<Value> = serde_saphyr::from_str_with_options(first_document(text), options)
+        .map_err(|error| error.to_string())?;
     Ok(spanned.into())
 }
 
@@ -67,7 +67,10 @@ fn first_document(text: &str) -> &str {
     let mut begun = false;
     let mut offset = 0;
     for line in text.split_inclusive('\n') {
-        let marker = |marker: &str| line.strip_prefix(marker).is_some_and(|rest| rest.trim_start().len() < rest.len() || rest.is_empty());
+        let marker = |marker: &str| {
+            line.strip_prefix(marker)
+                .is_some_and(|rest| rest.trim_start().len() < rest.len() || rest.is_empty())
+        };
         let content = line.trim_start();
         if marker("...") || (begun && marker("---")) {
             return &text[..offset];
@@ -161,7 +164,10 @@ mod tests {
 
     #[test]
     fn scalars_are_read_as_the_reference_reads_them() {
-        let Value::Map(entries) = parse("a: yes\nb: 010\nc: \"010\"\nd: 0x1f\ne: ~\nf: 1.5\ng: off\nh: ::0\ni: -7\nj: .inf").unwrap().value
+        let Value::Map(entries) =
+            parse("a: yes\nb: 010\nc: \"010\"\nd: 0x1f\ne: ~\nf: 1.5\ng: off\nh: ::0\ni: -7\nj: .inf")
+                .unwrap()
+                .value
         else {
             panic!("not a mapping");
         };

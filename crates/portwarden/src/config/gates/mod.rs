@@ -266,7 +266,8 @@ mod tests {
 
     #[test]
     fn unknown_and_locked_gates_are_all_reported() {
-        let problems = with(&[("Nonsense", true), ("NFTablesProxyMode", false), ("KMSv1", true), ("X", false)]);
+        let problems =
+            with(&[("Nonsense", true), ("NFTablesProxyMode", false), ("KMSv1", true), ("X", false)]);
         assert_eq!(
             problems.unwrap_err(),
             [
@@ -276,12 +277,17 @@ mod tests {
             ]
         );
         let locked_off = with(&[("GitRepoVolumeDriver", true)]).unwrap_err();
-        assert_eq!(locked_off, ["cannot set feature gate GitRepoVolumeDriver to true, feature is locked to false"]);
+        assert_eq!(
+            locked_off,
+            ["cannot set feature gate GitRepoVolumeDriver to true, feature is locked to false"]
+        );
     }
 
     #[test]
     fn a_locked_gate_may_be_set_to_its_default_and_is_noted() {
-        let (gates, notices) = with(&[("NFTablesProxyMode", true), ("KubeProxyIPVS", false), ("NFTablesNetlink", false)]).unwrap();
+        let (gates, notices) =
+            with(&[("NFTablesProxyMode", true), ("KubeProxyIPVS", false), ("NFTablesNetlink", false)])
+                .unwrap();
         assert!(!gates.enabled(Feature::KubeProxyIpvs) && !gates.enabled(Feature::NftablesNetlink));
         let noted: Vec<_> = notices.iter().map(|notice| (notice.name, notice.stage)).collect();
         assert_eq!(noted, [("KubeProxyIPVS", Stage::Deprecated), ("NFTablesProxyMode", Stage::Ga)]);
@@ -292,14 +298,18 @@ mod tests {
     fn all_alpha_alone_fails_because_alpha_needs_beta() {
         let problems = with(&[("AllAlpha", true)]).unwrap_err();
         assert!(
-            problems.contains(&"WorkloadWithJob is enabled, but depends on features that are disabled: [GenericWorkload]".to_owned()),
+            problems.contains(
+                &"WorkloadWithJob is enabled, but depends on features that are disabled: [GenericWorkload]"
+                    .to_owned()
+            ),
             "{problems:?}"
         );
     }
 
     #[test]
     fn whole_stages_are_set_and_single_gates_win() {
-        let (gates, _) = with(&[("AllAlpha", true), ("AllBeta", true), ("LoggingAlphaOptions", false)]).unwrap();
+        let (gates, _) =
+            with(&[("AllAlpha", true), ("AllBeta", true), ("LoggingAlphaOptions", false)]).unwrap();
         assert!(gates.enabled(Feature::NftablesLocalhostNodePorts));
         assert!(!gates.enabled(Feature::LoggingAlphaOptions));
         let (gates, _) = with(&[("AllBeta", false), ("NFTablesNetlink", true)]).unwrap();
@@ -312,6 +322,9 @@ mod tests {
     fn a_gate_is_refused_while_what_it_needs_is_off() {
         let problems = with(&[("PodLevelResources", false)]).unwrap_err();
         assert_eq!(problems.len(), 3, "{problems:?}");
-        assert!(problems[0].starts_with("InPlacePodLevelResourcesVerticalScaling is enabled"), "{problems:?}");
+        assert!(
+            problems[0].starts_with("InPlacePodLevelResourcesVerticalScaling is enabled"),
+            "{problems:?}"
+        );
     }
 }

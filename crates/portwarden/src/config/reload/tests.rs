@@ -1,0 +1,132 @@
+//! Each field's change, and what it needs.
+
+use super::*;
+use crate::config::document::Document;
+use crate::config::{decode, settle};
+use crate::flags::{Flags, Program};
+
+fn settled(fields: &str) -> Settled {
+    let text =
+        format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}");
+    let file = decode(text.as_bytes()).unwrap();
+    settle(Program::KubeProxy, &Flags::default(), Some(&file)).unwrap().settled
+}
+
+fn plan(old: &str, new: &str) -> Plan {
+    reload_plan(&settled(old), &settled(new))
+}
+
+#[test]
+fn every_field_has_a_row() {
+    let fields = leaves(
+        &settled("logging: {vmodule: [{filePattern: a, verbosity: 1}]}\nwindowsRunAsService: true").document,
+    );
+    assert_eq!(fields.len(), 57, "all fields of the reference that are shown");
+    for field in fields.keys() {
+        let rows = EFFECTS.iter().filter(|(path, ..)| {
+            field.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        });
+        assert!(rows.count() > 0, "nothing is said about a change of {field}");
+    }
+    for (path, ..) in EFFECTS {
+        assert!(
+            fields.keys().any(|field| field
+                .strip_prefix(path)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))),
+            "{path} is no field"
+        );
+    }
+}
+
+#[test]
+fn no_change_needs_nothing() {
+    for fields in ["", "mode: nftables", "mode: ipvs"] {
+        let plan = plan(fields, fields);
+        assert!(plan.is_empty() && plan.changes.is_empty(), "{plan:?}");
+    }
+    let plan = plan("", "mode: iptables\nfeatureGates: {NFTablesNetlink: true}\nportRange: x");
+    assert!(plan.is_empty() && plan.changes.is_empty(), "saying the default is no change: {plan:?}");
+}
+
+#[test]
+fn changes_need_what_their_part_needs() {
+    let live = |parts: &[Part]| (parts.to_vec(), Vec::new());
+    let restart = |parts: &[Part]| (Vec::new(), parts.to_vec());
+    for (old, new, expected) in [
+        ("", "logging: {verbosity: 4}", live(&[Part::Logs])),
+        ("", "logging: {format: json}", restart(&[Part::Logs])),
+        ("", "iptables: {syncPeriod: 1m}", live(&[Part::Pacing, Part::HealthServer])),
+        ("", "iptables: {minSyncPeriod: 2s}", live(&[Part::Pacing])),
+        ("", "iptables: {minSyncPeriod: 1s}", live(&[Part::Pacing])),
+        ("", "iptables: {masqueradeAll: true}", live(&[Part::Rules])),
+        ("", "iptables: {masqueradeBit: 1}", restart(&[Part::Dataplane])),
+        ("", "nodePortAddresses: [primary]", live(&[Part::Rules])),
+        ("", "clusterCIDR: 10.0.0.0/8", live(&[Part::Rules])),
+        ("", "detectLocalMode: NodeCIDR", live(&[Part::Rules])),
+        ("", "bindAddress: 10.0.0.1", live(&[Part::Rules])),
+        ("", "healthzBindAddress: 0.0.0.0:1", restart(&[Part::HealthServer])),
+        ("", "metricsBindAddress: 0.0.0.0:1", restart(&[Part::MetricsServer])),
+        ("", "bindAddressHardFail: true", live(&[Part::HealthServer, Part::MetricsServer])),
+        ("", "clientConnection: {qps: 7}", restart(&[Part::Source])),
+        ("", "hostnameOverride: other", (vec![Part::Rules], vec![Part::Source])),
+        ("", "conntrack: {min: 1}", live(&[Part::Kernel])),
+        ("", "oomScoreAdj: 1", live(&[Part::Process])),
+        ("", "featureGates: {AllowServiceExternalIPs: false}", live(&[Part::Rules])),
+        (
+            "",
+            "featureGates: {AllBeta: false, LoggingBetaOptions: true}",
+            (vec![Part::MetricsServer], vec![Part::Dataplane, Part::Source]),
+        ),
+        (
+            "mode: nftables",
+            "mode: nftables\nnftables: {syncPeriod: 1m}",
+            live(&[Part::Pacing, Part::HealthServer]),
+        ),
+        ("mode: ipvs", "mode: ipvs\nipvs: {scheduler: lc}", restart(&[Part::Dataplane])),
+        // The parts that a new dataplane needs anyway are told as well.
+        ("", "mode: ipvs", (vec![Part::Pacing, Part::HealthServer], vec![Part::Dataplane])),
+    ] {
+        let plan = plan(old, new);
+        let found =
+            (plan.live().into_iter().collect::<Vec<_>>(), plan.restarts().into_iter().collect::<Vec<_>>());
+        assert_eq!(found, expected, "{old:?} -> {new:?}: {plan:?}");
+    }
+}
+
+#[test]
+fn what_the_mode_does_not_use_needs_nothing() {
+    for (old, new) in [
+        ("", "ipvs: {scheduler: lc}"),
+        ("", "nftables: {masqueradeBit: 3}"),
+        ("mode: nftables", "mode: nftables\niptables: {masqueradeBit: 3, localhostNodePorts: false}"),
+        ("", "winkernel: {sourceVip: x}\nwindowsRunAsService: true"),
+        ("", "featureGates: {KubeProxyIPVS: false}"),
+    ] {
+        let plan = plan(old, new);
+        assert!(plan.is_empty() && !plan.changes.is_empty(), "{old:?} -> {new:?}: {plan:?}");
+    }
+}
+
+#[test]
+fn a_change_can_be_read() {
+    let plan = plan(
+        "",
+        "iptables: {masqueradeBit: 3}\nnodePortAddresses: [all]\nfeatureGates: {ComponentFlagz: false}",
+    );
+    let shown: Vec<String> = plan.changes.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        shown,
+        [
+            "featureGates.ComponentFlagz: true -> false",
+            "iptables.masqueradeBit: 14 -> 3",
+            "nodePortAddresses: null -> [\"all\"]"
+        ]
+    );
+}
+
+#[test]
+fn an_empty_document_has_the_same_fields_as_a_full_one() {
+    let empty = leaves(&Document::default());
+    let full = leaves(&settled("").document);
+    assert_eq!(empty.keys().collect::<Vec<_>>(), full.keys().collect::<Vec<_>>());
+}

@@ -1,0 +1,97 @@
+//! The one way from what was written to what the program runs on.
+//!
+//! Every rule has one place: the function that turns a written value into its final type also says what is wrong with it.
+//! Nothing stops at the first problem; a value that cannot be used is replaced by a harmless one so that the rest can be
+//! looked at too, and the whole is refused at the end.
+
+mod fields;
+mod sections;
+
+use std::fmt;
+
+use super::decode::{Decoded, Remark};
+use super::effective::effective;
+use super::gates::{FeatureGates, GateNotice};
+use super::problems::Problems;
+use super::settled::{Mode, Settled};
+use crate::flags::{Flags, Program};
+
+/// A settled configuration and what the operator should know about it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settlement {
+    /// The configuration.
+    pub settled: Settled,
+    /// Remarks for the log, in order.
+    pub notices: Vec<Notice>,
+}
+
+/// Something the operator should know, none of which stops the program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// The file has fields that nobody reads, or reads twice (info).
+    LenientDecoding(Vec<Remark>),
+    /// Flags that the file makes void (warning).
+    FlagsIgnored(Vec<&'static str>),
+    /// A feature gate that will go (warning).
+    Gate(GateNotice),
+    /// The mode was not chosen, and the default will change (error, and an Event).
+    ModeDefaulted,
+    /// The ipvs mode will go (error, and an Event).
+    IpvsDeprecated,
+}
+
+/// Settles what was written on the command line and, if there is one, in the file.
+pub fn settle(program: Program, flags: &Flags, file: Option<&Decoded>) -> Result<Settlement, Problems> {
+    let mut problems = Problems::default();
+    let effective = effective(flags, file.map(|file| &file.document), &mut problems);
+    let mut notices = Vec::new();
+    if let Some(file) = file {
+        let ignored = flags.void_because_of_file(program);
+        notices.extend((!file.remarks.is_empty()).then(|| Notice::LenientDecoding(file.remarks.clone())));
+        notices.extend((!ignored.is_empty()).then_some(Notice::FlagsIgnored(ignored)));
+    }
+    let settings = effective.document.feature_gates.clone().unwrap_or_default();
+    let gates = match FeatureGates::with(&settings) {
+        Ok((gates, gate_notices)) => {
+            notices.extend(gate_notices.into_iter().map(Notice::Gate));
+            gates
+        }
+        Err(gate_problems) => {
+            gate_problems.iter().for_each(|problem| problems.complete(problem.to_string()));
+            FeatureGates::default()
+        }
+    };
+    let settled = sections::settled(effective, flags, gates, &mut problems);
+    if !problems.is_empty() {
+        return Err(problems);
+    }
+    notices.extend(settled.defaulted.mode.then_some(Notice::ModeDefaulted));
+    notices.extend((settled.mode == Mode::Ipvs).then_some(Notice::IpvsDeprecated));
+    Ok(Settlement { settled, notices })
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Notice::LenientDecoding(remarks) => {
+                let remarks: Vec<String> = remarks.iter().map(ToString::to_string).collect();
+                write!(f, "Using lenient decoding as strict decoding failed: {}", remarks.join("; "))
+            }
+            Notice::FlagsIgnored(names) => {
+                let names: Vec<String> = names.iter().map(|name| format!("--{name}")).collect();
+                write!(f, "flags without effect because --config is given: {}", names.join(", "))
+            }
+            Notice::Gate(notice) => notice.fmt(f),
+            Notice::ModeDefaulted => f.write_str(
+                "no proxy mode was chosen, so iptables is used; from Kubernetes 1.40 the default is nftables, and \
+                 `mode: iptables` (or --proxy-mode=iptables) keeps today's",
+            ),
+            Notice::IpvsDeprecated => f.write_str(
+                "mode ipvs is deprecated: off by default from Kubernetes 1.40 and gone in 1.43; mode nftables takes its place",
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,627 @@
+//! Every rule of the configuration, each with an input that breaks it; and which source wins.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use portwarden_model::{DetectLocal, NodePortRange};
+
+use super::*;
+use crate::config::decode::decode;
+use crate::config::gates::Feature;
+use crate::config::settled::{LogFormat, Source};
+use crate::flags::{Invocation, parse};
+
+fn flags(arguments: &[&str]) -> Flags {
+    let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+    match parse(Program::Portwarden, &arguments).unwrap().invocation {
+        Invocation::Run(flags) => *flags,
+        Invocation::Print(text) => panic!("printed {text}"),
+    }
+}
+
+fn file(fields: &str) -> Decoded {
+    decode(
+        format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}")
+            .as_bytes(),
+    )
+    .unwrap()
+}
+
+fn from_flags(arguments: &[&str]) -> Result<Settlement, Problems> {
+    settle(Program::Portwarden, &flags(arguments), None)
+}
+
+fn from_file(fields: &str) -> Result<Settlement, Problems> {
+    settle(Program::Portwarden, &Flags::default(), Some(&file(fields)))
+}
+
+fn with_flags(arguments: &[&str]) -> Settled {
+    from_flags(arguments).unwrap().settled
+}
+
+fn with_file(fields: &str) -> Settled {
+    from_file(fields).unwrap().settled
+}
+
+/// A file that breaks a rule, and the one problem it must give.
+const RULES: &[(&str, &str)] = &[
+    (
+        "iptables: {masqueradeBit: 32}",
+        "KubeProxyConfiguration.KubeProxyIPTablesConfiguration.MasqueradeBit: Invalid value: 32: must be within the range [0, 31]",
+    ),
+    (
+        "mode: nftables\niptables: {masqueradeBit: -1}",
+        "KubeProxyConfiguration.KubeProxyIPTablesConfiguration.MasqueradeBit: Invalid value: -1: must be within the range [0, 31]",
+    ),
+    (
+        "mode: nftables\nnftables: {masqueradeBit: 40}",
+        "KubeProxyConfiguration.KubeProxyNFTablesConfiguration.MasqueradeBit: Invalid value: 40: must be within the range [0, 31]",
+    ),
+    (
+        "mode: ipvs\nipvs: {tcpTimeout: -1s}",
+        "KubeProxyConfiguration.KubeProxyIPVSConfiguration.TCPTimeout: Invalid value: \"-1s\": must be greater than or equal to 0",
+    ),
+    (
+        "mode: ipvs\nipvs: {tcpFinTimeout: -1s}",
+        "KubeProxyConfiguration.KubeProxyIPVSConfiguration.TCPFinTimeout: Invalid value: \"-1s\": must be greater than or equal to 0",
+    ),
+    (
+        "mode: ipvs\nipvs: {udpTimeout: -1s}",
+        "KubeProxyConfiguration.KubeProxyIPVSConfiguration.UDPTimeout: Invalid value: \"-1s\": must be greater than or equal to 0",
+    ),
+    (
+        "mode: ipvs\nipvs: {excludeCIDRs: [10.0.0.0/8, 10.0.0.1]}",
+        "KubeProxyConfiguration.KubeProxyIPVSConfiguration.ExcludeCidrs[1]: Invalid value: \"10.0.0.1\": must be a valid CIDR",
+    ),
+    (
+        "conntrack: {maxPerCore: -1}",
+        "KubeProxyConfiguration.KubeProxyLinuxConfiguration.KubeProxyConntrackConfiguration.MaxPerCore: Invalid value: -1: must be greater than or equal to 0",
+    ),
+    (
+        "conntrack: {min: -1}",
+        "KubeProxyConfiguration.KubeProxyLinuxConfiguration.KubeProxyConntrackConfiguration.Min: Invalid value: -1: must be greater than or equal to 0",
+    ),
+    (
+        "conntrack: {tcpEstablishedTimeout: -1s}",
+        "KubeProxyConfiguration.KubeProxyLinuxConfiguration.KubeProxyConntrackConfiguration.TCPEstablishedTimeout: Invalid value: \"-1s\": must be greater than or equal to 0",
+    ),
+    (
+        "conntrack: {tcpCloseWaitTimeout: -1s}",
+        "KubeProxyConfiguration.KubeProxyLinuxConfiguration.KubeProxyConntrackConfiguration.TCPCloseWaitTimeout: Invalid value: \"-1s\": must be greater than or equal to 0",
+    ),
+    (
+        "conntrack: {udpTimeout: -1s}",
+        "KubeProxyConfiguration.KubeProxyLinuxConfiguration.KubeProxyConntrackConfiguration.UDPTimeout: Invalid value: \"-1s\": must be greater than or equal to 0",
+    ),
+    (
+        "conntrack: {udpStreamTimeout: -1s}",
+        "KubeProxyConfiguration.KubeProxyLinuxConfiguration.KubeProxyConntrackConfiguration.UDPStreamTimeout: Invalid value: \"-1s\": must be greater than or equal to 0",
+    ),
+    (
+        "oomScoreAdj: 1001",
+        "KubeProxyConfiguration.KubeProxyLinuxConfiguration.OOMScoreAdj: Invalid value: 1001: must be within the range [-1000, 1000]",
+    ),
+    (
+        "oomScoreAdj: -1001",
+        "KubeProxyConfiguration.KubeProxyLinuxConfiguration.OOMScoreAdj: Invalid value: -1001: must be within the range [-1000, 1000]",
+    ),
+    (
+        "mode: userspace",
+        "KubeProxyConfiguration.Mode.ProxyMode: Invalid value: \"userspace\": must be iptables, ipvs, nftables or blank (blank means iptables)",
+    ),
+    (
+        "mode: IPTables",
+        "KubeProxyConfiguration.Mode.ProxyMode: Invalid value: \"IPTables\": must be iptables, ipvs, nftables or blank (blank means iptables)",
+    ),
+    (
+        "mode: ipvs\nfeatureGates: {KubeProxyIPVS: false}",
+        "KubeProxyConfiguration.Mode.ProxyMode: Invalid value: \"ipvs\": must be iptables, nftables or blank (blank means iptables)",
+    ),
+    (
+        "clientConnection: {burst: -1}",
+        "KubeProxyConfiguration.ClientConnection.Burst: Invalid value: -1: must be greater than or equal to 0",
+    ),
+    (
+        "clientConnection: {qps: .inf}",
+        "KubeProxyConfiguration.ClientConnection.QPS: Invalid value: inf: must be a finite number",
+    ),
+    (
+        "configSyncPeriod: -1s",
+        "KubeProxyConfiguration.ConfigSyncPeriod: Invalid value: \"-1s\": must be greater than 0",
+    ),
+    (
+        "iptables: {minSyncPeriod: -1s}",
+        "KubeProxyConfiguration.MinSyncPeriod: Invalid value: \"-1s\": must be greater than or equal to 0",
+    ),
+    (
+        "mode: nftables\nnftables: {syncPeriod: 10s, minSyncPeriod: 20s}",
+        "KubeProxyConfiguration.SyncPeriod: Invalid value: \"20s\": must be greater than or equal to KubeProxyConfiguration.MinSyncPeriod",
+    ),
+    (
+        "bindAddress: 1.2.3",
+        "KubeProxyConfiguration.BindAddress: Invalid value: \"1.2.3\": not a valid textual representation of an IP address",
+    ),
+    (
+        "healthzBindAddress: '[::1]'",
+        "KubeProxyConfiguration.HealthzBindAddress: Invalid value: \"[::1]\": must be IP:port",
+    ),
+    (
+        "healthzBindAddress: host:80",
+        "KubeProxyConfiguration.HealthzBindAddress: Invalid value: \"host\": must be a valid IP",
+    ),
+    (
+        "healthzBindAddress: 1.2.3.4:0",
+        "KubeProxyConfiguration.HealthzBindAddress: Invalid value: \"0\": must be a valid port",
+    ),
+    (
+        "metricsBindAddress: local",
+        "KubeProxyConfiguration.MetricsBindAddress: Invalid value: \"local\": must be IP:port",
+    ),
+    (
+        "metricsBindAddress: 1.2.3.4:65536",
+        "KubeProxyConfiguration.MetricsBindAddress: Invalid value: \"65536\": must be a valid port",
+    ),
+    (
+        "nodePortAddresses: [10.0.0.0/8, Primary]",
+        "KubeProxyConfiguration.NodePortAddresses[1]: Invalid value: \"Primary\": must be a valid CIDR or one of the keywords 'primary', 'localhost', 'all'",
+    ),
+    (
+        "nodePortAddresses: [all, 10.0.0.0/8, 10.0.0.0/8, all]",
+        "KubeProxyConfiguration.NodePortAddresses[3]: Duplicate value: \"all\"",
+    ),
+    (
+        "showHiddenMetricsForVersion: '1.37'",
+        "KubeProxyConfiguration.ShowHiddenMetricsForVersion: Invalid value: \"1.37\": only the previous minor version, 1.36, is allowed",
+    ),
+    (
+        "detectLocalMode: Nowhere",
+        "KubeProxyConfiguration.DetectLocalMode: Unsupported value: \"Nowhere\": supported values: \"ClusterCIDR\", \"NodeCIDR\", \"BridgeInterface\", \"InterfaceNamePrefix\", \"\"",
+    ),
+    (
+        "detectLocalMode: BridgeInterface",
+        "KubeProxyConfiguration.DetectLocalConfiguration.InterfaceName: Invalid value: \"\": must not be empty",
+    ),
+    (
+        "detectLocalMode: InterfaceNamePrefix",
+        "KubeProxyConfiguration.DetectLocalConfiguration.InterfacePrefix: Invalid value: \"\": must not be empty",
+    ),
+    (
+        "clusterCIDR: 10.0.0.0/8,fd00::/8,fd01::/8",
+        "KubeProxyConfiguration.DetectLocalConfiguration.ClusterCIDRs: Invalid value: [\"10.0.0.0/8\", \"fd00::/8\", \"fd01::/8\"]: must be either a single CIDR or a dual-stack pair of CIDRs (such as 10.100.0.0/16,fde4:8dba:82e1::/48)",
+    ),
+    (
+        "clusterCIDR: 10.0.0.0/8,11.0.0.0/8",
+        "KubeProxyConfiguration.DetectLocalConfiguration.ClusterCIDRs: Invalid value: [\"10.0.0.0/8\", \"11.0.0.0/8\"]: must be either a single CIDR or a dual-stack pair of CIDRs (such as 10.100.0.0/16,fde4:8dba:82e1::/48)",
+    ),
+    (
+        "clusterCIDR: '10.0.0.0/8, fd00::/8'",
+        "KubeProxyConfiguration.DetectLocalConfiguration.ClusterCIDRs[1]: Invalid value: \" fd00::/8\": must be a valid CIDR block (such as 10.100.0.0/16 or fde4:8dba:82e1::/48)",
+    ),
+    (
+        "hostnameOverride: ' '",
+        "KubeProxyConfiguration.HostnameOverride: Invalid value: \" \": must not be blank",
+    ),
+    (
+        "logging: {flushFrequency: -1s}",
+        "logging.flushFrequency: Invalid value: \"-1s\": must be greater than zero",
+    ),
+    (
+        "logging: {format: xml}",
+        "logging.format: Invalid value: \"xml\": unsupported log format (text and json are known)",
+    ),
+    (
+        "logging: {format: json}\nfeatureGates: {LoggingBetaOptions: false}",
+        "logging.format: Forbidden: log format json is disabled, see feature gate LoggingBetaOptions",
+    ),
+    (
+        "logging: {verbosity: 2147483648}",
+        "logging.verbosity: Invalid value: 2147483648: must be less than or equal to 2147483647",
+    ),
+    (
+        "logging: {format: json, vmodule: [{filePattern: a, verbosity: 1}]}",
+        "logging.vmodule: Forbidden: only supported for the text log format",
+    ),
+    (
+        "logging: {vmodule: [{verbosity: 1}]}",
+        "logging.vmodule[0]: Required value: the file pattern must not be empty",
+    ),
+    (
+        "logging: {vmodule: [{filePattern: 'a=b', verbosity: 1}]}",
+        "logging.vmodule[0]: Invalid value: \"a=b\": the file pattern must not contain an equals sign or a comma",
+    ),
+    (
+        "logging: {vmodule: [{filePattern: a}, {filePattern: 'a,b', verbosity: 1}]}",
+        "logging.vmodule[1]: Invalid value: \"a,b\": the file pattern must not contain an equals sign or a comma",
+    ),
+    (
+        "logging: {vmodule: [{filePattern: a, verbosity: 2147483648}]}",
+        "logging.vmodule[0]: Invalid value: 2147483648: must be less than or equal to 2147483647",
+    ),
+    (
+        "logging: {options: {text: {splitStream: true}}}",
+        "logging.options.text.splitStream: Forbidden: feature gate LoggingAlphaOptions is disabled",
+    ),
+    (
+        "logging: {options: {text: {infoBufferSize: 1}}}",
+        "logging.options.text.infoBufferSize: Forbidden: feature gate LoggingAlphaOptions is disabled",
+    ),
+    (
+        "logging: {options: {json: {splitStream: true}}}",
+        "logging.options.json.splitStream: Forbidden: feature gate LoggingAlphaOptions is disabled",
+    ),
+    (
+        "logging: {options: {json: {infoBufferSize: 64Ki}}}",
+        "logging.options.json.infoBufferSize: Forbidden: feature gate LoggingAlphaOptions is disabled",
+    ),
+    ("featureGates: {Nonsense: true}", "unrecognized feature gate: Nonsense"),
+    ("featureGates: {WinDSR: false}", "cannot set feature gate WinDSR to false, feature is locked to true"),
+    (
+        "featureGates: {WorkloadWithJob: true}",
+        "WorkloadWithJob is enabled, but depends on features that are disabled: [GenericWorkload]",
+    ),
+];
+
+/// The same for rules that only flags can break.
+const FLAG_RULES: &[(&[&str], &str)] = &[
+    (
+        &["--metrics-port=0"],
+        "failed validate: KubeProxyConfiguration.MetricsBindAddress: Invalid value: \"\": must be IP:port",
+    ),
+    (
+        &["--iptables-sync-period=0", "--iptables-min-sync-period=0"],
+        "failed validate: KubeProxyConfiguration.SyncPeriod: Invalid value: \"0s\": must be greater than 0",
+    ),
+    (
+        &["--config-sync-period=0"],
+        "failed validate: KubeProxyConfiguration.ConfigSyncPeriod: Invalid value: \"0s\": must be greater than 0",
+    ),
+    (
+        &["--cluster-cidr="],
+        "failed validate: KubeProxyConfiguration.DetectLocalConfiguration.ClusterCIDRs[0]: Invalid value: \"\": must be a valid CIDR block (such as 10.100.0.0/16 or fde4:8dba:82e1::/48)",
+    ),
+    (
+        &["--kube-api-burst=0"],
+        "failed validate: KubeProxyConfiguration.ClientConnection.Burst: Invalid value: 0: must be greater than 0 while ClientConnection.QPS is",
+    ),
+    (&["--hostname-override= "], "failed complete: empty hostname-override is invalid"),
+    (&["--feature-gates=Nonsense=true"], "failed complete: unrecognized feature gate: Nonsense"),
+    (
+        &["--log-flush-frequency=0"],
+        "initialize logging: logging.flushFrequency: Invalid value: \"0s\": must be greater than zero",
+    ),
+    (
+        &["--logging-format="],
+        "initialize logging: logging.format: Invalid value: \"\": unsupported log format (text and json are known)",
+    ),
+    (
+        &["--healthz-bind-address=1.2.3.4:0"],
+        "failed validate: KubeProxyConfiguration.HealthzBindAddress: Invalid value: \"0\": must be a valid port",
+    ),
+];
+
+#[test]
+fn each_rule_names_the_field_it_is_about() {
+    for (fields, expected) in RULES {
+        let problems = from_file(fields).expect_err(fields);
+        let found: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        assert_eq!(found, [*expected], "{fields}");
+    }
+}
+
+#[test]
+fn each_rule_for_flags_names_the_field_it_is_about() {
+    for (arguments, expected) in FLAG_RULES {
+        assert_eq!(from_flags(arguments).unwrap_err().to_string(), *expected, "{arguments:?}");
+    }
+}
+
+#[test]
+fn all_problems_are_shown_at_once_under_the_first_step_that_fails() {
+    let fields = "bindAddress: x\nmode: other\niptables: {masqueradeBit: 99}\n";
+    let text = from_file(fields).unwrap_err().to_string();
+    assert!(text.starts_with("failed validate: [KubeProxyConfiguration.KubeProxyIPTables"), "{text}");
+    assert!(
+        text.contains(", KubeProxyConfiguration.Mode.ProxyMode: ") && text.ends_with(" an IP address]"),
+        "{text}"
+    );
+    let text = from_file(&format!("{fields}logging: {{format: x}}")).unwrap_err().to_string();
+    assert!(
+        text.starts_with("initialize logging: [logging.format: ") && text.contains("BindAddress"),
+        "{text}"
+    );
+    let text = from_file(&format!("{fields}featureGates: {{X: true}}")).unwrap_err().to_string();
+    assert!(text.starts_with("failed complete: [unrecognized feature gate: X, "), "{text}");
+}
+
+#[test]
+fn what_a_mode_does_not_use_is_not_checked() {
+    for fields in [
+        "nftables: {masqueradeBit: 99, syncPeriod: -1s}",
+        "ipvs: {tcpTimeout: -1s, excludeCIDRs: [x], syncPeriod: -5s}",
+        "mode: nftables\niptables: {syncPeriod: -1s, minSyncPeriod: 1h}",
+        "detectLocalMode: NodeCIDR\nclusterCIDR: nonsense",
+        "winkernel: {sourceVip: nonsense}\nportRange: nonsense",
+    ] {
+        assert!(from_file(fields).is_ok(), "{fields}");
+    }
+}
+
+#[test]
+fn nothing_written_gives_the_defaults() {
+    let Settlement { settled, notices } = from_flags(&[]).unwrap();
+    assert_eq!(settled.mode, Mode::Iptables);
+    assert_eq!(
+        (settled.masquerade.bit, settled.masquerade.mark(), settled.masquerade.all),
+        (14, 0x4000, false)
+    );
+    assert_eq!(settled.pacing.sync_period, Duration::from_secs(30));
+    assert_eq!(settled.pacing.min_sync_period, Duration::from_secs(1));
+    assert_eq!(settled.fixed_min_sync_period(), None, "nobody asked for it");
+    assert_eq!(settled.servers.healthz, Some("0.0.0.0:10256".parse().unwrap()));
+    assert_eq!(settled.servers.metrics, "127.0.0.1:10249".parse().unwrap());
+    assert_eq!(settled.detect_local, DetectLocal::ClusterCidr(Vec::new()));
+    assert_eq!((settled.bind_address, &settled.hostname_override, &settled.ipvs), (None, &None, &None));
+    assert_eq!(notices, [Notice::ModeDefaulted]);
+    let Source::Api(client) = settled.source else { panic!("not the API") };
+    assert_eq!(client.accept, "application/vnd.kubernetes.protobuf, */*");
+    assert_eq!(client.limit.map(|limit| (limit.qps, limit.burst)), Some((5.0, 10)));
+}
+
+#[test]
+fn a_file_replaces_every_flag_but_a_few() {
+    let file = file(
+        "mode: nftables\nhostnameOverride: from-file\nlogging: {verbosity: 1, vmodule: [{filePattern: f, verbosity: 9}]}",
+    );
+    let given = flags(&[
+        "--config=f",
+        "--proxy-mode=ipvs",
+        "--kubeconfig=/k",
+        "--feature-gates=NFTablesNetlink=false",
+        "--healthz-port=0",
+        "--metrics-port=0",
+        "--cluster-cidr=nonsense",
+        "--master=https://m",
+        "--hostname-override= Flag-Name ",
+        "-v=7",
+        "--vmodule=a=1",
+        "--logging-format=text",
+    ]);
+    let Settlement { settled, notices } = settle(Program::KubeProxy, &given, Some(&file)).unwrap();
+    assert_eq!(settled.mode, Mode::Nftables);
+    assert!(settled.gates.enabled(Feature::NftablesNetlink));
+    assert!(settled.servers.healthz.is_some());
+    assert_eq!(settled.hostname_override.as_deref(), Some("flag-name"));
+    assert_eq!((settled.logging.verbosity, settled.logging.format), (7, LogFormat::Text));
+    let patterns: Vec<_> = settled.logging.vmodule.iter().map(|item| item.file_pattern.as_str()).collect();
+    assert_eq!(patterns, ["a", "f"], "flags first");
+    let Source::Api(client) = &settled.source else { panic!("not the API") };
+    assert_eq!((client.kubeconfig.as_deref(), client.master.as_deref()), (None, Some("https://m")));
+    let ignored =
+        vec!["kubeconfig", "feature-gates", "proxy-mode", "cluster-cidr", "healthz-port", "metrics-port"];
+    assert_eq!(notices, [Notice::FlagsIgnored(ignored)]);
+}
+
+#[test]
+fn an_ipv6_bind_address_moves_the_servers_only_from_a_file() {
+    let servers = |settled: &Settled| {
+        (settled.servers.healthz.unwrap().to_string(), settled.servers.metrics.to_string())
+    };
+    let v6 = with_file("bindAddress: '::'");
+    assert_eq!(servers(&v6), ("[::]:10256".to_owned(), "[::1]:10249".to_owned()));
+    let v4 = with_flags(&["--bind-address=::"]);
+    assert_eq!(servers(&v4), ("0.0.0.0:10256".to_owned(), "127.0.0.1:10249".to_owned()));
+    assert_eq!((v6.bind_address, v4.bind_address), (None, None), "the wildcard says nothing");
+    assert_eq!(with_flags(&["--bind-address=010.0.0.1"]).bind_address, Some([10, 0, 0, 1].into()));
+    assert_eq!(with_file("bindAddress: ::ffff:10.0.0.1").bind_address, Some([10, 0, 0, 1].into()));
+}
+
+#[test]
+fn the_old_port_flags_only_fill_in_a_missing_port() {
+    let healthz = |arguments: &[&str]| with_flags(arguments).servers.healthz;
+    let address = |text: &str| Some(text.parse::<SocketAddr>().unwrap());
+    assert_eq!(healthz(&["--healthz-port=1"]), address("0.0.0.0:10256"), "the default has a port already");
+    assert_eq!(healthz(&["--healthz-port=1", "--healthz-bind-address=1.2.3.4"]), address("1.2.3.4:1"));
+    assert_eq!(healthz(&["--healthz-port=1", "--healthz-bind-address=::1"]), address("[::1]:1"));
+    assert_eq!(healthz(&["--healthz-bind-address=1.2.3.4"]), address("1.2.3.4:10256"));
+    assert_eq!(healthz(&["--healthz-port=0"]), None);
+    assert_eq!(
+        healthz(&["--healthz-port=0", "--write-config-to=f"]),
+        address("0.0.0.0:10256"),
+        "not when writing"
+    );
+    assert_eq!(with_flags(&["--metrics-port=0", "--write-config-to=f"]).servers.metrics.port(), 10249);
+    assert_eq!(
+        with_file("healthzBindAddress: ''").servers.healthz,
+        address("0.0.0.0:10256"),
+        "no way to turn it off"
+    );
+    assert_eq!(with_file("healthzBindAddress: 1.2.3.4").servers.healthz, address("1.2.3.4:10256"));
+    assert_eq!(with_file("metricsBindAddress: fd00::1").servers.metrics.to_string(), "[fd00::1]:10249");
+}
+
+#[test]
+fn periods_come_from_the_mode_in_effect() {
+    let periods = |settled: &Settled| {
+        let Settled { pacing, .. } = settled;
+        (
+            pacing.sync_period.as_secs(),
+            pacing.min_sync_period.as_secs(),
+            settled.fixed_min_sync_period().is_some(),
+        )
+    };
+    let file = "iptables: {syncPeriod: 10s, minSyncPeriod: 2s}\nipvs: {syncPeriod: 20s, minSyncPeriod: 3s}\n\
+                nftables: {syncPeriod: 40s, minSyncPeriod: 4s}\n";
+    assert_eq!(periods(&with_file(file)), (10, 2, true));
+    assert_eq!(periods(&with_file(&format!("{file}mode: iptables"))), (10, 2, true));
+    assert_eq!(periods(&with_file(&format!("{file}mode: ipvs"))), (20, 3, true));
+    assert_eq!(periods(&with_file(&format!("{file}mode: nftables"))), (40, 4, true));
+    assert_eq!(periods(&with_file("mode: ipvs")), (30, 0, false));
+    assert_eq!(
+        periods(&with_file("iptables: {minSyncPeriod: 0s}")),
+        (30, 1, false),
+        "zero in a file is the default"
+    );
+    assert_eq!(
+        periods(&with_flags(&["--iptables-min-sync-period=0"])),
+        (30, 0, false),
+        "zero in a flag is zero"
+    );
+    assert_eq!(periods(&with_flags(&["--iptables-min-sync-period=1s"])), (30, 1, true));
+    assert_eq!(periods(&with_flags(&["--proxy-mode=ipvs"])), (30, 1, false), "not the file's default");
+    let flags = [
+        "--iptables-sync-period=5s",
+        "--iptables-min-sync-period=2s",
+        "--ipvs-sync-period=6s",
+        "--ipvs-min-sync-period=3s",
+    ];
+    let with_mode = |mode| with_flags(&[&flags[..], &[mode]].concat());
+    assert_eq!(periods(&with_mode("--proxy-mode=")), (5, 2, true));
+    assert_eq!(periods(&with_mode("--proxy-mode=nftables")), (5, 2, true));
+    assert_eq!(periods(&with_mode("--proxy-mode=ipvs")), (6, 3, true));
+}
+
+#[test]
+fn masquerading_comes_from_the_mode_in_effect() {
+    let file = "iptables: {masqueradeAll: true, masqueradeBit: 1}\nnftables: {masqueradeBit: 2}\n";
+    let masquerade = |settled: Settled| (settled.masquerade.all, settled.masquerade.bit);
+    assert_eq!(masquerade(with_file(file)), (true, 1));
+    assert_eq!(masquerade(with_file(&format!("{file}mode: ipvs"))), (true, 1));
+    assert_eq!(masquerade(with_file(&format!("{file}mode: nftables"))), (false, 2));
+    assert_eq!(masquerade(with_file("mode: nftables\nnftables: {masqueradeAll: true}")), (true, 14));
+    let flags = ["--masquerade-all", "--iptables-masquerade-bit=3"];
+    assert_eq!(masquerade(with_flags(&flags)), (true, 3));
+    assert_eq!(
+        masquerade(with_flags(&[&flags[..], &["--proxy-mode=nftables"]].concat())),
+        (true, 14),
+        "no flag for that bit"
+    );
+}
+
+#[test]
+fn node_port_addresses_default_to_primary_in_nftables_only() {
+    assert_eq!(with_file("mode: nftables").node_port_addresses, [NodePortRange::Primary]);
+    assert_eq!(
+        with_file("mode: nftables\nnodePortAddresses: []").node_port_addresses,
+        [NodePortRange::Primary]
+    );
+    assert_eq!(
+        with_file("mode: nftables\nnodePortAddresses: [all]").node_port_addresses,
+        [NodePortRange::All]
+    );
+    assert_eq!(with_file("mode: ipvs").node_port_addresses, []);
+    assert_eq!(with_flags(&["--proxy-mode=nftables"]).node_port_addresses, [NodePortRange::Primary]);
+    let ranges = with_flags(&["--nodeport-addresses=localhost,010.1.2.3/8"]).node_port_addresses;
+    assert_eq!(ranges, [NodePortRange::Localhost, NodePortRange::Cidr("10.0.0.0/8".parse().unwrap())]);
+}
+
+#[test]
+fn zeros_that_mean_something_are_kept() {
+    let settled = with_file(
+        "conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}\noomScoreAdj: 0\n\
+         iptables: {masqueradeBit: 0, localhostNodePorts: false}",
+    );
+    assert_eq!((settled.conntrack.max_per_core, settled.conntrack.min), (0, 0));
+    assert_eq!(
+        (settled.conntrack.tcp_established_timeout, settled.conntrack.tcp_close_wait_timeout),
+        (Duration::ZERO, Duration::ZERO)
+    );
+    assert_eq!((settled.oom_score_adj, settled.masquerade.bit, settled.localhost_node_ports), (0, 0, false));
+}
+
+#[test]
+fn rates_below_zero_mean_no_limit_and_zero_the_usual_one() {
+    let limit = |settled: Settled| match settled.source {
+        Source::Api(client) => client.limit.map(|limit| (limit.qps, limit.burst)),
+        Source::Manifests(_) => panic!("not the API"),
+    };
+    assert_eq!(limit(with_file("clientConnection: {qps: 0, burst: 0}")), Some((5.0, 10)));
+    assert_eq!(limit(with_file("clientConnection: {qps: -1}")), None);
+    assert_eq!(limit(with_flags(&["--kube-api-qps=0", "--kube-api-burst=3"])), Some((5.0, 3)));
+    assert_eq!(limit(with_flags(&["--kube-api-qps=-1", "--kube-api-burst=0"])), None);
+}
+
+#[test]
+fn ways_to_tell_pod_traffic() {
+    let settled = with_file("clusterCIDR: fd00::/8,10.0.0.0/8");
+    let nets: Vec<ipnet::IpNet> = vec!["fd00::/8".parse().unwrap(), "10.0.0.0/8".parse().unwrap()];
+    assert_eq!(
+        (&settled.detect_local, &settled.cluster_cidrs),
+        (&DetectLocal::ClusterCidr(nets.clone()), &nets)
+    );
+    let settled = with_file("detectLocalMode: NodeCIDR\nclusterCIDR: 10.0.0.0/8");
+    assert_eq!((settled.detect_local, settled.cluster_cidrs.len()), (DetectLocal::NodeCidr, 1));
+    let settled = with_flags(&["--detect-local-mode=BridgeInterface", "--pod-bridge-interface=br0"]);
+    assert_eq!(settled.detect_local, DetectLocal::BridgeInterface("br0".into()));
+    let settled =
+        with_flags(&["--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=veth"]);
+    assert_eq!(settled.detect_local, DetectLocal::InterfaceNamePrefix("veth".into()));
+    assert_eq!(with_flags(&["--cluster-cidr=10.0.0.0/8"]).cluster_cidrs.len(), 1);
+}
+
+#[test]
+fn logging_options_of_the_chosen_format_count() {
+    let gate = "featureGates: {LoggingAlphaOptions: true}\n";
+    let options = "options: {text: {splitStream: true, infoBufferSize: 64Ki}, json: {infoBufferSize: 512}}";
+    let logging = with_file(&format!("{gate}logging: {{{options}}}")).logging;
+    assert_eq!((logging.split_stream, logging.info_buffer_size), (true, 65536));
+    let logging = with_file(&format!("{gate}logging: {{format: json, {options}}}")).logging;
+    assert_eq!(
+        (logging.format, logging.split_stream, logging.info_buffer_size),
+        (LogFormat::Json, false, 512)
+    );
+    let logging = with_file("logging: {flushFrequency: 1000000000}").logging;
+    assert_eq!(logging.flush_frequency, Duration::from_secs(1), "bare numbers are nanoseconds");
+}
+
+#[test]
+fn our_own_flags_count_beside_a_file() {
+    let given = flags(&["--manifests=/m", "--sysctl-hard-fail"]);
+    let settled = settle(Program::Portwarden, &given, Some(&file("mode: nftables"))).unwrap().settled;
+    assert_eq!((settled.source, settled.sysctl_hard_fail), (Source::Manifests("/m".to_owned()), true));
+}
+
+#[test]
+fn ipvs_is_settled_only_in_its_mode_and_is_on_its_way_out() {
+    let fields = "mode: ipvs\nipvs: {strictARP: true, tcpTimeout: 1m, excludeCIDRs: [10.0.0.0/8]}";
+    let Settlement { settled, notices } = from_file(fields).unwrap();
+    let ipvs = settled.ipvs.unwrap();
+    assert_eq!((ipvs.scheduler.as_str(), ipvs.strict_arp, ipvs.tcp_timeout.as_secs()), ("rr", true, 60));
+    assert_eq!(ipvs.exclude_cidrs.len(), 1);
+    assert_eq!(notices, [Notice::IpvsDeprecated]);
+}
+
+#[test]
+fn notices_say_what_to_do() {
+    let Settlement { notices, .. } =
+        from_file("modus: x\nmode: iptables\nmode: nftables\nfeatureGates: {KubeProxyIPVS: true}").unwrap();
+    let texts: Vec<String> = notices.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        texts,
+        [
+            "Using lenient decoding as strict decoding failed: unknown field \"modus\" on line 3; \
+             field \"mode\" is set more than once, line 5 counts",
+            "feature gate KubeProxyIPVS is set to true, but it is deprecated and a future release will not know it",
+        ]
+    );
+    assert!(Notice::ModeDefaulted.to_string().contains("--proxy-mode=iptables"));
+    assert!(Notice::IpvsDeprecated.to_string().contains("nftables"));
+    assert_eq!(
+        Notice::FlagsIgnored(vec!["proxy-mode", "kubeconfig"]).to_string(),
+        "flags without effect because --config is given: --proxy-mode, --kubeconfig"
+    );
+}
+
+#[test]
+fn the_model_gets_what_it_needs() {
+    let settled = with_flags(&[
+        "--proxy-mode=nftables",
+        "--masquerade-all",
+        "--bind-address=10.0.0.1",
+        "--feature-gates=AllowServiceExternalIPs=false",
+    ]);
+    let settings = settled.model_settings("node-a", portwarden_model::Timestamp::from_nanos(7));
+    assert_eq!(settings.node_name.as_str(), "node-a");
+    assert!(settings.masquerade_all && !settings.allow_external_ips);
+    assert_eq!(settings.node_port_addresses, [NodePortRange::Primary]);
+    assert_eq!(settings.bind_address, Some([10, 0, 0, 1].into()));
+}

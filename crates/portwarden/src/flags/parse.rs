@@ -1,0 +1,206 @@
+//! From arguments to flags, by the rules of Go's pflag.
+
+use super::table::{Flag, all, find, find_short};
+use super::{Flags, Program, help};
+
+/// What a command line asks for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Parsed {
+    /// What to do.
+    pub invocation: Invocation,
+    /// Lines for standard error about flags that should no longer be used.
+    pub deprecations: Vec<String>,
+}
+
+/// What to do.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Invocation {
+    /// Print this text to standard output and end with success.
+    Print(String),
+    /// Go on with these flags.
+    Run(Box<Flags>),
+}
+
+/// Why a command line cannot be used. The process prints it as `Error: …` and ends with status 1.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FlagError {
+    /// Something like `--=x`.
+    #[error("bad flag syntax: {0}")]
+    Syntax(String),
+    /// No such flag.
+    #[error("unknown flag: --{name}{}", hint(suggestion))]
+    Unknown {
+        /// The name as given.
+        name: String,
+        /// A flag with nearly that name.
+        suggestion: Option<&'static str>,
+    },
+    /// No such one-letter flag.
+    #[error("unknown shorthand flag: {letter:?} in -{group}")]
+    UnknownLetter {
+        /// The letter.
+        letter: char,
+        /// The letters it stood among.
+        group: String,
+    },
+    /// The command line ends where a value should stand.
+    #[error("flag needs an argument: {0}")]
+    NoValue(String),
+    /// The value does not suit the flag.
+    #[error("invalid argument {value:?} for {flag:?} flag: {reason}")]
+    Value {
+        /// The flag.
+        flag: String,
+        /// Its value.
+        value: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Something that is no flag.
+    #[error("{program:?} does not take any arguments, got [{}]", quoted(arguments))]
+    Arguments {
+        /// The program.
+        program: &'static str,
+        /// All of them.
+        arguments: Vec<String>,
+    },
+}
+
+impl FlagError {
+    /// Whether the usage text goes before the message.
+    pub fn wants_usage(&self) -> bool {
+        !matches!(self, FlagError::Arguments { .. })
+    }
+}
+
+/// Reads the arguments after the program's name.
+pub fn parse(program: Program, arguments: &[String]) -> Result<Parsed, FlagError> {
+    let mut parser =
+        Parser { program, flags: Flags::default(), deprecations: Vec::new(), positional: Vec::new() };
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        match argument.strip_prefix("--") {
+            Some("") => {
+                parser.positional.extend(arguments.by_ref().cloned());
+            }
+            Some(long) => parser.long(argument, long, &mut arguments)?,
+            None => match argument.strip_prefix('-') {
+                Some(letters) if !letters.is_empty() => parser.letters(letters, &mut arguments)?,
+                _ => parser.positional.push(argument.clone()),
+            },
+        }
+    }
+    parser.finish()
+}
+
+struct Parser {
+    program: Program,
+    flags: Flags,
+    deprecations: Vec<String>,
+    positional: Vec<String>,
+}
+
+type Rest<'a> = std::slice::Iter<'a, String>;
+
+impl Parser {
+    fn long(&mut self, argument: &str, long: &str, rest: &mut Rest<'_>) -> Result<(), FlagError> {
+        if long.starts_with(['-', '=']) {
+            return Err(FlagError::Syntax(argument.to_owned()));
+        }
+        let (name, value) = long.split_once('=').map_or((long, None), |(name, value)| (name, Some(value)));
+        let flag = find(self.program, name).ok_or_else(|| self.unknown(name))?;
+        let value = match value.or_else(|| flag.slot.alone()) {
+            Some(value) => value,
+            None => rest.next().ok_or_else(|| FlagError::NoValue(format!("--{name}")))?,
+        };
+        self.set(flag, value)
+    }
+
+    /// `-v2`, `-v=2`, `-v 2`, and letters that need no value one after the other.
+    fn letters(&mut self, group: &str, rest: &mut Rest<'_>) -> Result<(), FlagError> {
+        let mut letters = group.chars();
+        while let Some(letter) = letters.next() {
+            let unknown = || FlagError::UnknownLetter { letter, group: group.to_owned() };
+            let flag = find_short(self.program, letter).ok_or_else(unknown)?;
+            let after = letters.as_str();
+            let inline = after.strip_prefix('=').filter(|value| !value.is_empty());
+            let value = match (inline, flag.slot.alone()) {
+                (Some(value), _) => value,
+                (None, Some(alone)) => {
+                    self.set(flag, alone)?;
+                    continue;
+                }
+                (None, None) if !after.is_empty() => after,
+                (None, None) => {
+                    rest.next().ok_or_else(|| FlagError::NoValue(format!("{letter:?} in -{group}")))?.as_str()
+                }
+            };
+            return self.set(flag, value);
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, flag: &Flag, value: &str) -> Result<(), FlagError> {
+        flag.slot.set(&mut self.flags, value).map_err(|reason| FlagError::Value {
+            flag: flag.short.map_or(format!("--{}", flag.name), |short| format!("-{short}, --{}", flag.name)),
+            value: value.to_owned(),
+            reason,
+        })?;
+        if let Some(instead) = flag.deprecated {
+            self.deprecations.push(format!("Flag --{} has been deprecated, {instead}", flag.name));
+        }
+        Ok(())
+    }
+
+    fn unknown(&self, name: &str) -> FlagError {
+        let name_with_dashes = name.replace('_', "-");
+        let nearest = all(self.program)
+            .map(|flag| (distance(&name_with_dashes, flag.name), flag.name))
+            .filter(|(distance, _)| *distance <= 3 && *distance < name.len())
+            .min();
+        FlagError::Unknown { name: name.to_owned(), suggestion: nearest.map(|(_, name)| name) }
+    }
+
+    /// Help comes before complaints about arguments, those come before the version.
+    fn finish(self) -> Result<Parsed, FlagError> {
+        let Parser { program, flags, deprecations, positional } = self;
+        if flags.help == Some(true) {
+            return Ok(Parsed { invocation: Invocation::Print(help::help(program)), deprecations });
+        }
+        if positional.iter().any(|argument| !argument.is_empty()) {
+            return Err(FlagError::Arguments { program: program.name(), arguments: positional });
+        }
+        let invocation = match flags.version.as_ref().and_then(|version| version.output()) {
+            Some(version) => Invocation::Print(version),
+            None => Invocation::Run(Box::new(flags)),
+        };
+        Ok(Parsed { invocation, deprecations })
+    }
+}
+
+fn hint(suggestion: &Option<&'static str>) -> String {
+    suggestion.map(|name| format!(" (did you mean --{name}?)")).unwrap_or_default()
+}
+
+fn quoted(arguments: &[String]) -> String {
+    arguments.iter().map(|argument| format!("{argument:?}")).collect::<Vec<_>>().join(" ")
+}
+
+/// How many letters have to be put in, taken out or replaced to get from one name to the other.
+fn distance(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (i, a) in from.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, b) in to.iter().enumerate() {
+            let replaced = diagonal + usize::from(a != *b);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[to.len()]
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,220 @@
+//! The configuration from end to end: recorded outputs of the reference, and round trips.
+
+use portwarden::config::document::{Document, FlushFrequency, VModule};
+use portwarden::config::duration::GoDuration;
+use portwarden::config::{Decoded, Mode, Settled, Settlement, decode, settle, to_configz, to_yaml};
+use portwarden::flags::{Flags, Invocation, Program, parse};
+use proptest::prelude::*;
+
+const WRITE_CONFIG_DEFAULT: &str = include_str!("fixtures/write-config-default.yaml");
+const CONFIGZ_NFTABLES: &str = include_str!("fixtures/configz-nftables.json");
+
+fn from_flags(arguments: &[&str]) -> Settled {
+    let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+    let parsed = parse(Program::KubeProxy, &arguments).expect("the flags are right");
+    let Invocation::Run(flags) = parsed.invocation else {
+        panic!("{arguments:?} only print something");
+    };
+    settle(Program::KubeProxy, &flags, None).expect("the flags can be used").settled
+}
+
+fn from_file(bytes: &[u8]) -> Settlement {
+    let file = decode(bytes).expect("the file is a configuration");
+    settle(Program::KubeProxy, &Flags::default(), Some(&file)).expect("the file can be used")
+}
+
+#[test]
+fn the_default_configuration_is_written_byte_for_byte() {
+    assert_eq!(to_yaml(&from_flags(&["--write-config-to=f"]).document), WRITE_CONFIG_DEFAULT);
+}
+
+#[test]
+fn configz_is_shown_byte_for_byte() {
+    let settled = from_flags(&[
+        "--proxy-mode=nftables",
+        "--kubeconfig=/etc/kubernetes/kubeconfig",
+        "--hostname-override=go1",
+        "--cluster-cidr=10.244.0.0/16",
+        "--conntrack-max-per-core=0",
+        "-v=2",
+    ]);
+    assert_eq!(to_configz(&settled.document), CONFIGZ_NFTABLES.trim_end());
+}
+
+#[test]
+fn configz_of_the_same_settings_in_a_file_is_the_same() {
+    let file = "kind: KubeProxyConfiguration\napiVersion: kubeproxy.config.k8s.io/v1alpha1\nmode: nftables\n\
+                clientConnection: {kubeconfig: /etc/kubernetes/kubeconfig}\nhostnameOverride: go1\n\
+                clusterCIDR: 10.244.0.0/16\nconntrack: {maxPerCore: 0}\nlogging: {verbosity: 2}\n";
+    assert_eq!(to_configz(&from_file(file.as_bytes()).settled.document), CONFIGZ_NFTABLES.trim_end());
+}
+
+#[test]
+fn what_the_reference_wrote_is_read_without_remarks() {
+    let Settlement { settled, notices } = from_file(WRITE_CONFIG_DEFAULT.as_bytes());
+    assert_eq!(notices, []);
+    assert_eq!(settled.mode, Mode::Iptables);
+    assert_eq!(to_yaml(&settled.document), WRITE_CONFIG_DEFAULT);
+}
+
+#[test]
+fn lists_gates_and_patterns_are_written_as_the_reference_writes_them() {
+    let settled = from_flags(&[
+        "--nodeport-addresses=primary,10.0.0.0/8",
+        "--feature-gates=NFTablesNetlink=true,AllAlpha=false",
+        "--vmodule=a*=2,b=3",
+        "--bind-address=::",
+        "--kube-api-qps=0.1",
+        "--log-flush-frequency=1m",
+    ]);
+    let yaml = to_yaml(&settled.document);
+    for part in [
+        "\nbindAddress: '::'\n",
+        "\nfeatureGates:\n  AllAlpha: false\n  NFTablesNetlink: true\n",
+        "\nnodePortAddresses:\n- primary\n- 10.0.0.0/8\n",
+        "\n  verbosity: 0\n  vmodule:\n  - filePattern: a*\n    verbosity: 2\n  - filePattern: b\n    verbosity: 3\n",
+        "\n  qps: 0.1\n",
+        "\n  flushFrequency: 1m0s\n",
+    ] {
+        assert!(yaml.contains(part), "{part:?} is not in\n{yaml}");
+    }
+}
+
+#[test]
+fn a_flush_frequency_in_nanoseconds_stays_a_number() {
+    let file = "kind: KubeProxyConfiguration\napiVersion: kubeproxy.config.k8s.io/v1alpha1\nlogging: {flushFrequency: 7000000000}\n";
+    let yaml = to_yaml(&from_file(file.as_bytes()).settled.document);
+    assert!(yaml.contains("\n  flushFrequency: 7000000000\n"), "{yaml}");
+}
+
+#[test]
+fn two_settings_of_flags_cannot_be_said_in_a_file() {
+    // Known to the reference as well: a file has no way to turn the health server off, nor to ask for no pause at all.
+    let settled = from_flags(&["--healthz-port=0", "--iptables-min-sync-period=0"]);
+    let again = from_file(to_yaml(&settled.document).as_bytes()).settled;
+    assert_eq!(
+        (settled.servers.healthz, again.servers.healthz.map(|address| address.port())),
+        (None, Some(10256))
+    );
+    assert_eq!((settled.pacing.min_sync_period.as_secs(), again.pacing.min_sync_period.as_secs()), (0, 1));
+    assert_eq!(settled.fixed_min_sync_period(), again.fixed_min_sync_period(), "adaptive, both");
+}
+
+/// Valid documents with about as many fields set as left out.
+fn documents() -> impl Strategy<Value = Document> {
+    let some = |strategy: BoxedStrategy<String>| proptest::option::of(strategy);
+    let duration = || proptest::option::of((0u32..100_000).prop_map(GoDuration::from_secs));
+    let mode = some(prop_oneof![Just(String::new()), "iptables|ipvs|nftables"].boxed());
+    let addresses = (
+        some("(0\\.0\\.0\\.0|::|10\\.0\\.0\\.1|fd00::1|010\\.1\\.1\\.1)?".boxed()),
+        some("(0\\.0\\.0\\.0:1|\\[::1\\]:65535|10\\.0\\.0\\.1)?".boxed()),
+        some("(0\\.0\\.0\\.0:1|\\[::1\\]:65535|fd00::1)?".boxed()),
+        some("(10\\.0\\.0\\.0/8|10\\.1\\.0\\.0/8,fd00::/8|fd00::/8)?".boxed()),
+        proptest::option::of(proptest::sample::subsequence(
+            ["primary", "localhost", "all", "10.0.0.0/8", "fd00::/8"].map(str::to_owned).to_vec(),
+            0..=5,
+        )),
+    );
+    let numbers = (
+        proptest::option::of(0i32..32),
+        proptest::option::of(0i32..32),
+        proptest::option::of(-1000i32..=1000),
+        proptest::option::of(0i32..),
+        proptest::option::of(prop_oneof![Just(0.0f32), 0.01f32..1e7, Just(-1.0)]),
+        proptest::option::of(0i32..1000),
+    );
+    let periods = (duration(), duration(), duration(), duration(), duration());
+    let texts = (
+        some("[ -~]{0,12}".boxed()),
+        some("[a-z0-9.-]{1,12}".boxed()),
+        some("(text|json)?".boxed()),
+        proptest::collection::vec(("[a-z*?]{1,5}", 0u32..9), 0..3),
+    );
+    let switches = proptest::collection::vec(proptest::option::of(any::<bool>()), 10);
+    let gates = proptest::option::of(proptest::collection::btree_map(
+        "NFTablesNetlink|ComponentFlagz|KubeProxyIPVS|WatchListClient".prop_map(String::from),
+        Just(true),
+        0..3,
+    ));
+    let flush = proptest::option::of((1i64..i64::MAX, any::<bool>()));
+    (mode, addresses, numbers, periods, texts, switches, gates, flush).prop_map(
+        |(mode, addresses, numbers, periods, texts, switches, gates, flush)| {
+            let mut document = Document { mode, feature_gates: gates, ..Document::default() };
+            document.bind_address = addresses.0;
+            document.healthz_bind_address = addresses.1;
+            document.metrics_bind_address = addresses.2;
+            document.cluster_cidr = addresses.3;
+            document.node_port_addresses = addresses.4;
+            document.iptables.masquerade_bit = numbers.0;
+            document.nftables.masquerade_bit = numbers.1;
+            document.oom_score_adj = numbers.2;
+            document.conntrack.min = numbers.3;
+            document.client_connection.qps = numbers.4;
+            document.client_connection.burst = numbers.5;
+            // The shorter period of a pair is the least time between writes.
+            document.iptables.sync_period =
+                periods.0.max(periods.1).map(|period| period.max(GoDuration::from_secs(1)));
+            document.iptables.min_sync_period =
+                periods.0.and(periods.1).map(|_| periods.0.min(periods.1).unwrap_or_default());
+            document.ipvs.sync_period = document.iptables.sync_period;
+            document.ipvs.min_sync_period = document.iptables.min_sync_period;
+            document.nftables.sync_period = document.iptables.sync_period;
+            document.nftables.min_sync_period = document.iptables.min_sync_period;
+            document.conntrack.tcp_established_timeout = periods.2;
+            document.conntrack.udp_timeout = periods.3;
+            document.config_sync_period = periods.4;
+            document.client_connection.kubeconfig = texts.0;
+            document.hostname_override = texts.1;
+            document.logging.format = texts.2;
+            if document.logging.format.as_deref() != Some("json") {
+                document.logging.vmodule = texts
+                    .3
+                    .into_iter()
+                    .map(|(file_pattern, verbosity)| VModule { file_pattern, verbosity })
+                    .collect();
+            }
+            document.logging.flush_frequency = flush.map(|(nanoseconds, as_number)| FlushFrequency {
+                duration: GoDuration::from_nanos(nanoseconds),
+                as_number,
+            });
+            document.iptables.masquerade_all = switches[0];
+            document.iptables.localhost_node_ports = switches[1];
+            document.nftables.masquerade_all = switches[2];
+            document.bind_address_hard_fail = switches[3];
+            document.enable_profiling = switches[4];
+            document.conntrack.tcp_be_liberal = switches[5];
+            document.ipvs.strict_arp = switches[6];
+            document.winkernel.enable_dsr = switches[7];
+            document.windows_run_as_service = switches[8];
+            document
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_settles_to_the_same(document in documents()) {
+        let file = Decoded { document, remarks: Vec::new() };
+        let first = settle(Program::KubeProxy, &Flags::default(), Some(&file)).unwrap().settled;
+        let written = to_yaml(&first.document);
+        let decoded = decode(written.as_bytes()).unwrap();
+        prop_assert_eq!(&decoded.remarks, &[]);
+        let second = settle(Program::KubeProxy, &Flags::default(), Some(&decoded)).unwrap().settled;
+        // Once written, nothing is left to fill in; everything else is the same.
+        let second_as_first = Settled { defaulted: first.defaulted, ..second.clone() };
+        prop_assert_eq!(&second_as_first, &first);
+        prop_assert!(!second.defaulted.mode);
+        prop_assert_eq!(to_yaml(&second.document), written);
+    }
+
+    #[test]
+    fn configz_is_json_with_the_same_content_as_the_file(document in documents()) {
+        let file = Decoded { document, remarks: Vec::new() };
+        let settled = settle(Program::KubeProxy, &Flags::default(), Some(&file)).unwrap().settled;
+        let configz: serde_json::Value = serde_json::from_str(&to_configz(&settled.document)).unwrap();
+        let inner = configz["kubeproxy.config.k8s.io"].to_string();
+        let decoded = decode(inner.as_bytes()).unwrap();
+        prop_assert_eq!(&decoded.remarks, &[]);
+        prop_assert_eq!(decoded, decode(to_yaml(&settled.document).as_bytes()).unwrap());
+    }
+}
