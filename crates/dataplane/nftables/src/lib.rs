@@ -1,1 +1,21 @@
-//! The nftables dataplane.
+//! The nftables dataplane: a constant number of rules, everything that varies in a few hash maps, straight over netlink.
+//!
+//! `docs/nftables.md` explains the layout and the measurements behind it. [`chains`] holds the rules, [`sets`] the maps, [`route`] the
+//! values that lead from one to the other, [`lists`] the endpoints, [`installed`] what the kernel has acknowledged.
+
+mod chains;
+mod counted;
+mod dataplane;
+mod error;
+mod installed;
+mod kernel;
+mod lists;
+mod phrase;
+mod plan;
+mod ports;
+mod probe;
+mod route;
+mod sets;
+
+pub use dataplane::{Nftables, Options, cleanup};
+pub use error::Error;

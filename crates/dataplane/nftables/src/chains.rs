@@ -1,0 +1,344 @@
+//! The rules, which are the same whatever the cluster: they only read the sets.
+//!
+//! ```text
+//! filter-prerouting-pre-dnat, filter-output-pre-dnat ── firewall             source ranges
+//! nat-prerouting, nat-output ── services ── route ┬─ internal ───────┐
+//!                                                 ├─ external ───────┼─ balance ── pick-N      draw, translate
+//!                                                 └─ external-local ─┘          └─ sticky-...  remember, translate
+//! filter-input ── input-checks ─┐
+//! filter-forward, filter-output ┴─ checks                                    nothing to send to
+//! nat-postrouting ── masquerading
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use portwarden_model::{Family, NodePortAddresses, NodeView, PodTraffic};
+use portwarden_netlink::nftables::{Chain, ChainKind, Expr, Hook, Name, Rule, TableId};
+
+use crate::phrase::{
+    Phrases, arrives_on, back, clear_priority, delete, dispatch_priority, draw, drop, flip_mark,
+    from_this_host, goto, in_set, jump, load_priority, map, mark_is_set, mask_priority, masquerade,
+    new_connection, port, priority_is, protocol_is, reset, set_mark, set_priority, to_this_host, translated,
+    update,
+};
+use crate::route::{CLASS_MASK, Draw, KIND_MASK, LIST_MASK, MAGIC, STICKY_LIST_MASK};
+use crate::sets::SetId;
+
+/// How often a draw is repeated if it hits a slot that is being emptied (or, in large lists, is not filled).
+const REDRAWS: usize = 12;
+
+/// A way to draw with session affinity: the timeout in seconds, and how to draw for a new client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct StickyClass {
+    pub(crate) timeout: u32,
+    pub(crate) draw: Draw,
+}
+
+impl StickyClass {
+    /// The name of its chain.
+    pub(crate) fn chain(self) -> String {
+        format!("sticky-{}s-{}", self.timeout, self.draw.modulus())
+    }
+}
+
+/// The name of the chain that draws from ordinary lists.
+pub(crate) fn pick_chain(draw: Draw) -> String {
+    format!("pick-{}", draw.modulus())
+}
+
+/// The eight base chains, with kube-proxy's names, hooks and priorities: whoever comes later takes them over.
+pub(crate) const BASE_CHAINS: [(&str, ChainKind, Hook, i32); 8] = [
+    ("filter-prerouting-pre-dnat", ChainKind::Filter, Hook::Prerouting, -110),
+    ("filter-output-pre-dnat", ChainKind::Filter, Hook::Output, -110),
+    ("filter-input", ChainKind::Filter, Hook::Input, 0),
+    ("filter-forward", ChainKind::Filter, Hook::Forward, 0),
+    ("filter-output", ChainKind::Filter, Hook::Output, 0),
+    ("nat-prerouting", ChainKind::Nat, Hook::Prerouting, -100),
+    ("nat-output", ChainKind::Nat, Hook::Output, -100),
+    ("nat-postrouting", ChainKind::Nat, Hook::Postrouting, 100),
+];
+
+/// The rules of all chains.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Chains {
+    rules: BTreeMap<Name, Vec<Vec<Expr>>>,
+}
+
+impl Chains {
+    /// The rules for a node with these properties.
+    pub(crate) fn render(
+        family: Family,
+        node: &NodeView,
+        mark: u32,
+        sticky: &BTreeSet<StickyClass>,
+    ) -> Chains {
+        let builder = Builder { family, phrases: Phrases::new(family), node, mark };
+        let mut chains = Chains::default();
+        builder.base(&mut chains);
+        builder.firewall(&mut chains);
+        builder.services(&mut chains);
+        builder.picks(&mut chains);
+        chains.add_sticky(family, sticky.iter().copied());
+        builder.checks(&mut chains);
+        builder.masquerading(&mut chains);
+        chains
+    }
+
+    /// Adds chains for more ways to draw with affinity.
+    pub(crate) fn add_sticky(&mut self, family: Family, classes: impl Iterator<Item = StickyClass>) {
+        for class in classes {
+            sticky(Phrases::new(family), class, self);
+        }
+    }
+
+    /// Every chain with its rules.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Name, &Vec<Vec<Expr>>)> {
+        self.rules.iter()
+    }
+
+    /// The rules of one chain.
+    pub(crate) fn rules(&self, chain: &str) -> Option<&Vec<Vec<Expr>>> {
+        self.rules.get(chain)
+    }
+
+    fn chain(&mut self, name: &str, rules: Vec<Vec<Expr>>) {
+        self.rules.insert(Name::from(name), rules);
+    }
+}
+
+/// The chain of this name, as a base chain if it is one.
+pub(crate) fn define(table: &TableId, name: &str) -> Chain {
+    match BASE_CHAINS.iter().find(|(base, ..)| *base == name) {
+        Some((_, kind, hook, priority)) => Chain::base(table, name, kind.clone(), *hook, *priority),
+        None => Chain::new(table, name),
+    }
+}
+
+/// The rules of a chain as objects of the kernel.
+pub(crate) fn to_rules<'a>(
+    table: &'a TableId,
+    name: &'a Name,
+    rules: &'a [Vec<Expr>],
+) -> impl Iterator<Item = Rule> + 'a {
+    rules.iter().map(move |expressions| Rule::new(table, name.clone(), expressions.clone()))
+}
+
+struct Builder<'a> {
+    family: Family,
+    phrases: Phrases,
+    node: &'a NodeView,
+    mark: u32,
+}
+
+/// Joins phrases into a rule.
+macro_rules! rule {
+    ($($part:expr),+ $(,)?) => {{
+        let mut rule: Vec<Expr> = Vec::new();
+        $(rule.extend(Part::from($part).0);)+
+        rule
+    }};
+}
+
+/// One phrase or one expression.
+struct Part(Vec<Expr>);
+
+impl From<Expr> for Part {
+    fn from(one: Expr) -> Self {
+        Part(vec![one])
+    }
+}
+
+impl From<Vec<Expr>> for Part {
+    fn from(several: Vec<Expr>) -> Self {
+        Part(several)
+    }
+}
+
+impl Builder<'_> {
+    fn base(&self, chains: &mut Chains) {
+        chains.chain("filter-prerouting-pre-dnat", vec![rule![new_connection(), jump("firewall")]]);
+        chains.chain("filter-output-pre-dnat", vec![rule![new_connection(), jump("firewall")]]);
+        chains.chain("filter-input", vec![rule![new_connection(), jump("input-checks")]]);
+        chains.chain("filter-forward", vec![rule![new_connection(), jump("checks")]]);
+        chains.chain("filter-output", vec![rule![new_connection(), jump("checks")]]);
+        chains.chain("nat-prerouting", vec![rule![jump("services")]]);
+        chains.chain("nat-output", vec![rule![jump("services")]]);
+        chains.chain("nat-postrouting", vec![rule![jump("masquerading")]]);
+    }
+
+    /// Source ranges count before translation, and also when there is no endpoint.
+    fn firewall(&self, chains: &mut Chains) {
+        chains.chain(
+            "firewall",
+            vec![rule![self.phrases.frontend(), in_set(SetId::Restricted.name()), goto("restricted")]],
+        );
+        chains.chain(
+            "restricted",
+            vec![
+                rule![self.phrases.frontend_and_source(), in_set(SetId::AllowedSources.name()), back()],
+                rule![drop()],
+            ],
+        );
+    }
+
+    fn services(&self, chains: &mut Chains) {
+        let find = |key: Vec<Expr>, set: SetId| rule![key, map(set.name()), set_priority(), goto("route")];
+        let node_ports = rule![self.node_port_match(true), find(port(), SetId::NodePorts)];
+        chains.chain("services", vec![find(self.phrases.frontend(), SetId::Frontends), node_ports]);
+        chains.chain("route", vec![dispatch_priority(KIND_MASK, SetId::Kinds.name())]);
+
+        let mut internal = Vec::new();
+        if self.node.masquerade_all {
+            internal.push(set_mark(self.mark));
+        } else if let Some(others) = self.pod_match(false) {
+            internal.push(rule![others, set_mark(self.mark)]);
+        }
+        internal.push(rule![goto("balance")]);
+        chains.chain("internal", internal);
+        chains.chain("external", vec![set_mark(self.mark), rule![goto("balance")]]);
+
+        // Traffic that starts on this node knows no policy Local: it goes to all endpoints. That of host processes is masqueraded.
+        let mut local = Vec::new();
+        if let Some(pods) = self.pod_match(true) {
+            local.push(rule![pods, goto("external-from-node")]);
+        }
+        local.push(rule![from_this_host(), set_mark(self.mark), goto("external-from-node")]);
+        local.push(rule![goto("balance")]);
+        chains.chain("external-local", local);
+        let all_endpoints =
+            rule![load_priority(0), map(SetId::NodeRoutes.name()), set_priority(), goto("balance")];
+        chains.chain("external-from-node", vec![mask_priority(LIST_MASK), all_endpoints]);
+        chains.chain("balance", vec![dispatch_priority(CLASS_MASK, SetId::Classes.name())]);
+    }
+
+    /// A slot that is not there is a miss: the rule ends, and the next one draws again. Lists with a class of their own only miss
+    /// while they change, and then their first slot is the last resort.
+    fn picks(&self, chains: &mut Chains) {
+        let pick = |modulus| {
+            rule![load_priority(0), draw(modulus, 1), map(SetId::Endpoints.name()), self.phrases.translate()]
+        };
+        for draw in Draw::all() {
+            let mut rules = vec![mask_priority(LIST_MASK)];
+            rules.extend(moduli(draw).into_iter().map(pick));
+            chains.chain(&pick_chain(draw), rules);
+        }
+    }
+
+    /// After translation: what still has a service address has nowhere to go.
+    fn checks(&self, chains: &mut Chains) {
+        let port_in = |set: SetId| rule![self.node_port_match(false), port(), in_set(set.name())];
+        chains.chain(
+            "input-checks",
+            vec![
+                rule![port_in(SetId::NoLocalEndpointsNodePorts), drop()],
+                rule![port_in(SetId::NoEndpointsNodePorts), goto("reject")],
+                rule![goto("endpoint-checks")],
+            ],
+        );
+        let frontend_in = |set: SetId| rule![self.phrases.frontend(), in_set(set.name())];
+        chains.chain(
+            "endpoint-checks",
+            vec![
+                rule![frontend_in(SetId::NoLocalEndpoints), drop()],
+                rule![frontend_in(SetId::NoEndpoints), goto("reject")],
+            ],
+        );
+        let mut checks = vec![
+            rule![jump("endpoint-checks")],
+            rule![self.phrases.destination(0), in_set(SetId::ClusterAddresses.name()), goto("reject")],
+        ];
+        checks.extend(
+            self.node.service_cidrs.iter().map(|net| rule![self.phrases.destination_in(net, true), drop()]),
+        );
+        chains.chain("checks", checks);
+        // An ICMP error for TCP would be rate-limited, and a client that misses it waits a second.
+        chains.chain("reject", vec![rule![protocol_is(6), reset()], rule![self.phrases.reject()]]);
+    }
+
+    fn masquerading(&self, chains: &mut Chains) {
+        chains.chain(
+            "masquerading",
+            vec![
+                rule![priority_is(MAGIC, MAGIC), translated(), clear_priority()],
+                rule![mark_is_set(self.mark), flip_mark(self.mark), masquerade()],
+                rule![
+                    translated(),
+                    self.phrases.source_and_frontend(),
+                    in_set(SetId::Hairpin.name()),
+                    masquerade()
+                ],
+            ],
+        );
+    }
+
+    /// Packets for an address with node ports. After translation the input hook has only local ones.
+    fn node_port_match(&self, before_routing: bool) -> Vec<Expr> {
+        let loopback = match self.family {
+            Family::V4 => IpNet::new_assert([127, 0, 0, 0].into(), 8),
+            Family::V6 => IpNet::from(self.family.loopback()),
+        };
+        match &self.node.node_ports {
+            NodePortAddresses::All => {
+                let mut phrase = if before_routing { to_this_host() } else { Vec::new() };
+                phrase.extend(self.phrases.destination_in(&loopback, false));
+                phrase
+            }
+            NodePortAddresses::Only(_) => {
+                rule![self.phrases.destination(0), in_set(SetId::NodeAddresses.name())]
+            }
+        }
+    }
+
+    /// Packets that come from pods, or those that do not; `None` if that cannot be told.
+    fn pod_match(&self, from_pods: bool) -> Option<Vec<Expr>> {
+        match &self.node.pod_traffic {
+            PodTraffic::Unknown => None,
+            PodTraffic::From(net) => Some(self.phrases.source_in(net, from_pods)),
+            PodTraffic::Interface(name) => Some(arrives_on(name.as_str(), false, from_pods)),
+            PodTraffic::InterfacePrefix(prefix) => Some(arrives_on(prefix.as_str(), true, from_pods)),
+        }
+    }
+}
+
+/// A client is given an entry unless it has one, which renews the one it has; then it goes where its entry points. If that endpoint
+/// is gone, the entry is deleted and the client starts over, with the same packet.
+fn sticky(phrases: Phrases, class: StickyClass, chains: &mut Chains) {
+    let (name, attempt) = (class.chain(), format!("{}-try", class.chain()));
+    let value = phrases.client_value();
+    let draws: Vec<Vec<Expr>> = moduli(class.draw)
+        .into_iter()
+        .map(|modulus| {
+            rule![load_priority(0), draw(modulus, 1), map(SetId::StickySlots.name()), set_priority()]
+        })
+        .collect();
+    let affinity = SetId::Affinity.name();
+    let remember = rule![
+        phrases.client_key(Some(STICKY_LIST_MASK)),
+        load_priority(value),
+        update(affinity, value, Duration::from_secs(class.timeout.into())),
+    ];
+    let recall = rule![phrases.client_key(None), map(affinity), set_priority()];
+    let forget = rule![phrases.client_key(None), load_priority(value), delete(affinity, value)];
+    let go = rule![load_priority(0), map(SetId::StickyEndpoints.name()), phrases.translate()];
+    let list = || mask_priority(STICKY_LIST_MASK);
+
+    let mut rules = draws.clone();
+    rules.extend([remember, list(), recall, go.clone()]);
+    chains.chain(&attempt, rules);
+    let mut rules = vec![list(), rule![jump(&attempt)], list(), forget, rule![jump(&attempt)], list()];
+    // No room for another client: it is served all the same, without being remembered.
+    rules.extend(draws);
+    rules.push(go);
+    chains.chain(&name, rules);
+}
+
+/// What to draw from, one attempt after the other.
+fn moduli(draw: Draw) -> Vec<u32> {
+    match draw {
+        Draw::Exactly(1) | Draw::UpTo(1) => vec![1],
+        Draw::Exactly(count) => vec![count, count, 1],
+        Draw::UpTo(limit) => std::iter::repeat_n(limit, REDRAWS).chain([limit / 2, 1]).collect(),
+    }
+}

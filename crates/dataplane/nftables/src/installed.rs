@@ -1,0 +1,316 @@
+//! What the kernel has acknowledged, and the plan that leads from there to what is wanted.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use portwarden_model::{NamespacedName, PoolKind, PortName, ProxiedPort, ProxiedService};
+use portwarden_netlink::nftables::Image;
+
+use crate::chains::StickyClass;
+use crate::counted::Counted;
+use crate::error::Refusal;
+use crate::lists::{ListState, Numbers};
+use crate::plan::{ElementChanges, Plan};
+use crate::ports::{self, Item, PortState};
+use crate::route::{FIRST_STICKY_CLASS, LISTS, List, STICKY_ENTRIES, STICKY_LISTS};
+use crate::sets::SetId;
+
+/// What is in the kernel, as far as it follows from Services.
+#[derive(Debug)]
+pub(crate) struct Installed {
+    services: HashMap<NamespacedName, ServiceState>,
+    cluster_addresses: Counted<IpAddr>,
+    hairpin: Counted<(IpAddr, u8, u16)>,
+    numbers: Numbers,
+    sticky_numbers: Numbers,
+    sticky_classes: BTreeMap<StickyClass, u8>,
+    /// Sticky lists that an earlier process left, by the key of their name.
+    recovered: HashMap<Vec<u8>, ListState>,
+    pending: Pending,
+}
+
+/// A Service with the lists of each of its ports.
+#[derive(Debug, Clone)]
+struct ServiceState {
+    service: Arc<ProxiedService>,
+    ports: Box<[PortState]>,
+}
+
+/// What becomes true when the kernel takes the plan, and is forgotten when it does not.
+#[derive(Debug, Default)]
+struct Pending {
+    services: Vec<(NamespacedName, Option<ServiceState>)>,
+    taken: Vec<List>,
+    released: Vec<List>,
+    classes: Vec<StickyClass>,
+}
+
+impl Installed {
+    pub(crate) fn new(recovered: HashMap<Vec<u8>, ListState>) -> Self {
+        let mut sticky_numbers = Numbers::new(STICKY_LISTS);
+        for state in recovered.values() {
+            sticky_numbers.reserve(state.list.number());
+        }
+        Installed {
+            services: HashMap::new(),
+            cluster_addresses: Counted::default(),
+            hairpin: Counted::default(),
+            numbers: Numbers::new(LISTS),
+            sticky_numbers,
+            sticky_classes: BTreeMap::new(),
+            recovered,
+            pending: Pending::default(),
+        }
+    }
+
+    /// The kernel has lost (or is about to lose) everything but session affinity: sticky lists keep their names and entries.
+    pub(crate) fn forget(&mut self) -> Installed {
+        let mut recovered = std::mem::take(&mut self.recovered);
+        for state in self.services.values() {
+            for (port, lists) in state.service.ports.iter().zip(&state.ports) {
+                for (kind, list) in [(PoolKind::Cluster, &lists.cluster), (PoolKind::Local, &lists.local)] {
+                    if let Some(list) = list.as_ref().filter(|list| list.list.is_sticky()) {
+                        recovered.insert(ports::name_key(port, kind).as_bytes().to_vec(), list.clone());
+                    }
+                }
+            }
+        }
+        Installed::new(recovered)
+    }
+
+    /// The ways to draw with affinity that are in use or about to be.
+    pub(crate) fn sticky_classes(&self) -> BTreeSet<StickyClass> {
+        self.sticky_classes.keys().copied().collect()
+    }
+
+    /// Elements for the map of classes: those with affinity.
+    pub(crate) fn sticky_class_numbers(&self) -> impl Iterator<Item = (StickyClass, u8)> + '_ {
+        self.sticky_classes.iter().map(|(class, number)| (*class, *number))
+    }
+
+    /// Ways to draw with affinity that this plan needs for the first time.
+    pub(crate) fn new_classes(&self) -> impl Iterator<Item = (StickyClass, u8)> + '_ {
+        self.pending.classes.iter().filter_map(|class| Some((*class, *self.sticky_classes.get(class)?)))
+    }
+
+    /// Plans the way of one Service to what is wanted.
+    pub(crate) fn plan(
+        &mut self,
+        name: &NamespacedName,
+        wanted: Option<&Arc<ProxiedService>>,
+        plan: &mut Plan,
+    ) -> Result<(), Refusal> {
+        let old = self.services.get(name).cloned();
+        if let (Some(old), Some(wanted)) = (&old, wanted)
+            && Arc::ptr_eq(&old.service, wanted)
+        {
+            return Ok(());
+        }
+        if let Some(wanted) = wanted {
+            self.check(wanted)?;
+        }
+        plan.begin(name);
+        let old_ports: HashMap<&PortName, (&ProxiedPort, &PortState)> = old
+            .iter()
+            .flat_map(|state| state.service.ports.iter().zip(&state.ports))
+            .map(|(port, state)| (&port.name, (port, state)))
+            .collect();
+        let mut states = Vec::new();
+        for port in wanted.iter().flat_map(|wanted| wanted.ports.iter()) {
+            states.push(self.plan_port(old_ports.get(&port.name).copied(), port, plan)?);
+        }
+        let kept =
+            |name: &PortName| wanted.is_some_and(|wanted| wanted.ports.iter().any(|port| port.name == *name));
+        for (_, (port, state)) in old_ports.iter().filter(|(name, _)| !kept(name)) {
+            self.remove_port(port, state, plan);
+        }
+        let state = wanted.map(|wanted| ServiceState { service: Arc::clone(wanted), ports: states.into() });
+        self.pending.services.push((name.clone(), state));
+        Ok(())
+    }
+
+    /// Plans what several Services can ask for at once; comes after all of them.
+    pub(crate) fn plan_shared(&self, plan: &mut Plan) {
+        let (add, delete) = self.cluster_addresses.difference();
+        let key = |ip: IpAddr| Image::new().address(ip);
+        delete.into_iter().for_each(|ip| plan.delete(SetId::ClusterAddresses, key(ip)));
+        add.into_iter().for_each(|ip| plan.add(SetId::ClusterAddresses, key(ip), Image::new()));
+        let (add, delete) = self.hairpin.difference();
+        let key = |(ip, protocol, port)| Image::new().address(ip).address(ip).protocol(protocol).port(port);
+        delete.into_iter().for_each(|endpoint| plan.delete(SetId::Hairpin, key(endpoint)));
+        add.into_iter().for_each(|endpoint| plan.add(SetId::Hairpin, key(endpoint), Image::new()));
+    }
+
+    /// The kernel took the plan.
+    pub(crate) fn commit(&mut self) {
+        let pending = std::mem::take(&mut self.pending);
+        for (name, state) in pending.services {
+            match state {
+                Some(state) => self.services.insert(name, state),
+                None => self.services.remove(&name),
+            };
+        }
+        for list in pending.released {
+            self.release(list);
+        }
+        self.recovered.clear();
+        self.cluster_addresses.commit();
+        self.hairpin.commit();
+    }
+
+    /// The kernel refused the plan.
+    pub(crate) fn roll_back(&mut self) {
+        let pending = std::mem::take(&mut self.pending);
+        for list in pending.taken {
+            self.release(list);
+        }
+        for class in pending.classes {
+            self.sticky_classes.remove(&class);
+        }
+        self.cluster_addresses.roll_back();
+        self.hairpin.roll_back();
+    }
+
+    /// What cannot be expressed is refused before anything is planned.
+    fn check(&self, wanted: &ProxiedService) -> Result<(), Refusal> {
+        for port in &wanted.ports {
+            let longest = port.cluster.len().max(port.local.len());
+            let limit = if port.affinity.is_some() { usize::from(STICKY_ENTRIES) } else { 1 << 17 };
+            if longest > limit {
+                return Err(Refusal::TooManyEndpoints { port: port.name.to_string(), count: longest, limit });
+            }
+        }
+        Ok(())
+    }
+
+    fn plan_port(
+        &mut self,
+        old: Option<(&ProxiedPort, &PortState)>,
+        port: &ProxiedPort,
+        plan: &mut Plan,
+    ) -> Result<PortState, Refusal> {
+        let none = PortState::default();
+        let old_state = old.map_or(&none, |(_, state)| state);
+        let state = PortState {
+            cluster: self.plan_list(old_state, port, PoolKind::Cluster, plan)?,
+            local: self.plan_list(old_state, port, PoolKind::Local, plan)?,
+        };
+        self.ensure_classes(port, &state)?;
+        let class = |class: StickyClass| self.sticky_classes.get(&class).copied().unwrap_or(0);
+        let old_items = old.map(|(port, state)| ports::items(port, state, &class)).unwrap_or_default();
+        let new_items = ports::items(port, &state, &class);
+        plan_items(&old_items, &new_items, &port.name.to_string(), plan);
+        self.count_shared(old.map(|(port, _)| port), Some(port));
+        Ok(state)
+    }
+
+    fn remove_port(&mut self, port: &ProxiedPort, state: &PortState, plan: &mut Plan) {
+        let class = |class: StickyClass| self.sticky_classes.get(&class).copied().unwrap_or(0);
+        plan_items(&ports::items(port, state, &class), &[], "", plan);
+        for list in state.lists() {
+            list.remove(plan);
+            self.pending.released.push(list.list);
+        }
+        self.count_shared(Some(port), None);
+    }
+
+    fn plan_list(
+        &mut self,
+        old: &PortState,
+        port: &ProxiedPort,
+        kind: PoolKind,
+        plan: &mut Plan,
+    ) -> Result<Option<ListState>, Refusal> {
+        let sticky = port.affinity.is_some();
+        let needed = ports::needs_list(port, kind);
+        let old = old.list(kind);
+        let usable = old.filter(|list| needed && list.list.is_sticky() == sticky);
+        if let Some(list) = old.filter(|_| usable.is_none()) {
+            list.remove(plan);
+            self.pending.released.push(list.list);
+        }
+        if !needed {
+            return Ok(None);
+        }
+        let pool = port.pool(kind);
+        if let Some(list) = usable {
+            return Ok(Some(list.update(pool, plan)));
+        }
+        let known = self.recovered.remove(ports::name_key(port, kind).as_bytes()).filter(|_| sticky);
+        let list = match known {
+            Some(list) => list.in_order(pool),
+            None => ListState::new(self.take(sticky)?).in_order(pool),
+        };
+        list.write(plan);
+        Ok(Some(list))
+    }
+
+    fn take(&mut self, sticky: bool) -> Result<List, Refusal> {
+        let list = if sticky {
+            self.sticky_numbers.take().map(List::sticky).ok_or(Refusal::TooManyLists { limit: STICKY_LISTS })
+        } else {
+            self.numbers.take().map(List::ordinary).ok_or(Refusal::TooManyLists { limit: LISTS })
+        }?;
+        self.pending.taken.push(list);
+        Ok(list)
+    }
+
+    fn release(&mut self, list: List) {
+        if list.is_sticky() {
+            self.sticky_numbers.release(list.number())
+        } else {
+            self.numbers.release(list.number())
+        }
+    }
+
+    fn ensure_classes(&mut self, port: &ProxiedPort, state: &PortState) -> Result<(), Refusal> {
+        let Some(timeout) = port.affinity else { return Ok(()) };
+        for draw in state.lists().filter_map(|list| crate::route::Draw::sticky(list.pool.len())) {
+            let class = StickyClass { timeout: timeout.get(), draw };
+            if self.sticky_classes.contains_key(&class) {
+                continue;
+            }
+            let used: BTreeSet<u8> = self.sticky_classes.values().copied().collect();
+            let number = (FIRST_STICKY_CLASS..=u8::MAX).find(|number| !used.contains(number));
+            self.sticky_classes
+                .insert(class, number.ok_or(Refusal::TooManyTimeouts { timeout: timeout.get() })?);
+            self.pending.classes.push(class);
+        }
+        Ok(())
+    }
+
+    fn count_shared(&mut self, old: Option<&ProxiedPort>, new: Option<&ProxiedPort>) {
+        if let Some(ip) = new.and_then(ports::cluster_address) {
+            self.cluster_addresses.want(ip);
+        }
+        if let Some(ip) = old.and_then(ports::cluster_address) {
+            self.cluster_addresses.unwant(ip);
+        }
+        new.into_iter().flat_map(ports::local_endpoints).for_each(|endpoint| self.hairpin.want(endpoint));
+        old.into_iter().flat_map(ports::local_endpoints).for_each(|endpoint| self.hairpin.unwant(endpoint));
+    }
+}
+
+/// Deletes what is no longer wanted or has another value, and adds what is new.
+fn plan_items(old: &[Item], new: &[Item], comment: &str, plan: &mut Plan) {
+    for item in old.iter().filter(|item| !new.contains(item)) {
+        plan.delete_item(item);
+    }
+    for item in new.iter().filter(|item| !old.contains(item)) {
+        plan.add_item(item, commented(item.set).then_some(comment));
+    }
+}
+
+/// Sets whose elements say whose they are, for those who read the table.
+fn commented(set: SetId) -> bool {
+    matches!(
+        set,
+        SetId::Frontends
+            | SetId::NodePorts
+            | SetId::NoEndpoints
+            | SetId::NoEndpointsNodePorts
+            | SetId::NoLocalEndpoints
+            | SetId::NoLocalEndpointsNodePorts
+    )
+}

@@ -1,0 +1,339 @@
+//! Rules are written as phrases: small groups of expressions with the meaning of a piece of nft syntax.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use portwarden_model::Family;
+use portwarden_netlink::nftables::expr::{
+    CmpOperator, CtKey, DynsetOperation, FibResult, MetaKey, NatKind, NumgenKind, PayloadBase, Reject,
+    address_type, fib, nat,
+};
+use portwarden_netlink::nftables::{self, Expr, Name, Register, Verdict};
+
+/// Words of the register file: four bytes each.
+const fn word(number: u8) -> Register {
+    Register::word(number)
+}
+
+/// Phrases of one family.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Phrases {
+    family: Family,
+}
+
+impl Phrases {
+    pub(crate) fn new(family: Family) -> Self {
+        Phrases { family }
+    }
+
+    /// Words that an address takes.
+    fn address_words(self) -> u8 {
+        match self.family {
+            Family::V4 => 1,
+            Family::V6 => 4,
+        }
+    }
+
+    fn address(self, v4_offset: u32, v6_offset: u32, target: Register) -> Expr {
+        let (offset, length) = match self.family {
+            Family::V4 => (v4_offset, 4),
+            Family::V6 => (v6_offset, 16),
+        };
+        Expr::Payload { base: PayloadBase::Network, offset, length, target }
+    }
+
+    /// `ip saddr`
+    pub(crate) fn source(self, at: u8) -> Expr {
+        self.address(12, 8, word(at))
+    }
+
+    /// `ip daddr`
+    pub(crate) fn destination(self, at: u8) -> Expr {
+        self.address(16, 24, word(at))
+    }
+
+    /// `ip daddr . meta l4proto . th dport` from word 0 on.
+    pub(crate) fn frontend(self) -> Vec<Expr> {
+        let next = self.address_words();
+        let mut key = vec![self.destination(0)];
+        key.extend(port_at(next));
+        key
+    }
+
+    /// `ip daddr . meta l4proto . th dport . ip saddr` from word 0 on.
+    pub(crate) fn frontend_and_source(self) -> Vec<Expr> {
+        let mut key = self.frontend();
+        key.push(self.source(self.address_words() + 2));
+        key
+    }
+
+    /// `ip saddr . ip daddr . meta l4proto . th dport` from word 0 on.
+    pub(crate) fn source_and_frontend(self) -> Vec<Expr> {
+        let next = self.address_words();
+        let mut key = vec![self.source(0), self.destination(next)];
+        key.extend(port_at(next * 2));
+        key
+    }
+
+    /// `ip saddr . meta priority`, the second masked, from word 0 on; then `meta priority` as it is in the word after.
+    pub(crate) fn client_key(self, mask: Option<u32>) -> Vec<Expr> {
+        let next = self.address_words();
+        let mut key = vec![self.source(0), Expr::Meta { key: MetaKey::Priority, target: word(next) }];
+        key.extend(mask.map(|mask| bitwise(next, mask, 0)));
+        key
+    }
+
+    /// The first free word behind [`Phrases::client_key`], at a place where nft expects a value.
+    pub(crate) fn client_value(self) -> u8 {
+        match self.family {
+            Family::V4 => 4,
+            Family::V6 => 8,
+        }
+    }
+
+    /// `dnat to` the address and port that stand from word 0 on.
+    pub(crate) fn translate(self) -> Expr {
+        let family = match self.family {
+            Family::V4 => nftables::Family::Ip,
+            Family::V6 => nftables::Family::Ip6,
+        };
+        Expr::Nat {
+            kind: NatKind::Destination,
+            family,
+            address: Some(word(0)),
+            port: Some(word(self.address_words())),
+            flags: 0,
+        }
+    }
+
+    /// `ip saddr NET`, or `!=`
+    pub(crate) fn source_in(self, net: &IpNet, matches: bool) -> Vec<Expr> {
+        self.in_net(self.source(0), net, matches)
+    }
+
+    /// `ip daddr NET`, or `!=`
+    pub(crate) fn destination_in(self, net: &IpNet, matches: bool) -> Vec<Expr> {
+        self.in_net(self.destination(0), net, matches)
+    }
+
+    fn in_net(self, load: Expr, net: &IpNet, matches: bool) -> Vec<Expr> {
+        let mask = octets(net.netmask());
+        let zeros = vec![0; mask.len()];
+        let operator = if matches { CmpOperator::Equal } else { CmpOperator::NotEqual };
+        let mut phrase = vec![load];
+        if net.prefix_len() != net.max_prefix_len() {
+            phrase.push(Expr::Bitwise { source: word(0), target: word(0), mask, xor: zeros });
+        }
+        phrase.push(Expr::Cmp { source: word(0), operator, value: octets(net.network()) });
+        phrase
+    }
+
+    /// `reject`
+    pub(crate) fn reject(self) -> Expr {
+        Expr::Reject(match self.family {
+            Family::V4 => Reject::ICMP_PORT_UNREACHABLE,
+            Family::V6 => Reject::ICMPV6_PORT_UNREACHABLE,
+        })
+    }
+}
+
+fn octets(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+/// `meta l4proto . th dport` from a word on.
+fn port_at(at: u8) -> [Expr; 2] {
+    [
+        Expr::Meta { key: MetaKey::L4proto, target: word(at) },
+        Expr::Payload { base: PayloadBase::Transport, offset: 2, length: 2, target: word(at + 1) },
+    ]
+}
+
+/// `meta l4proto . th dport` from word 0 on.
+pub(crate) fn port() -> Vec<Expr> {
+    port_at(0).to_vec()
+}
+
+/// `meta l4proto NUMBER`
+pub(crate) fn protocol_is(number: u8) -> Vec<Expr> {
+    vec![Expr::Meta { key: MetaKey::L4proto, target: word(0) }, equal(vec![number])]
+}
+
+/// `meta priority` into a word.
+pub(crate) fn load_priority(at: u8) -> Expr {
+    Expr::Meta { key: MetaKey::Priority, target: word(at) }
+}
+
+/// `meta priority set` the value in word 0.
+pub(crate) fn set_priority() -> Expr {
+    Expr::SetMeta { key: MetaKey::Priority, source: word(0) }
+}
+
+/// `meta priority set meta priority & MASK`
+pub(crate) fn mask_priority(mask: u32) -> Vec<Expr> {
+    vec![load_priority(0), bitwise(0, mask, 0), set_priority()]
+}
+
+/// `meta priority set 0`
+pub(crate) fn clear_priority() -> Vec<Expr> {
+    vec![Expr::Immediate { value: 0u32.to_ne_bytes().to_vec(), target: word(0) }, set_priority()]
+}
+
+/// `meta priority & MASK == VALUE`
+pub(crate) fn priority_is(mask: u32, value: u32) -> Vec<Expr> {
+    vec![load_priority(0), bitwise(0, mask, 0), equal(value.to_ne_bytes().to_vec())]
+}
+
+/// `meta priority & MASK vmap @MAP`
+pub(crate) fn dispatch_priority(mask: u32, map: &str) -> Vec<Expr> {
+    vec![load_priority(0), bitwise(0, mask, 0), verdict_map(map)]
+}
+
+/// `meta mark set meta mark | BIT`
+pub(crate) fn set_mark(bit: u32) -> Vec<Expr> {
+    change_mark(!bit, bit)
+}
+
+/// `meta mark set meta mark ^ BIT`
+pub(crate) fn flip_mark(bit: u32) -> Vec<Expr> {
+    change_mark(u32::MAX, bit)
+}
+
+fn change_mark(mask: u32, xor: u32) -> Vec<Expr> {
+    let load = Expr::Meta { key: MetaKey::Mark, target: word(0) };
+    vec![load, bitwise(0, mask, xor), Expr::SetMeta { key: MetaKey::Mark, source: word(0) }]
+}
+
+/// `meta mark & BIT == BIT`
+pub(crate) fn mark_is_set(bit: u32) -> Vec<Expr> {
+    let load = Expr::Meta { key: MetaKey::Mark, target: word(0) };
+    vec![load, bitwise(0, bit, 0), equal(bit.to_ne_bytes().to_vec())]
+}
+
+/// `ct state new`
+pub(crate) fn new_connection() -> Vec<Expr> {
+    const NEW: u32 = 8;
+    connection_bits(CtKey::State, NEW)
+}
+
+/// `ct status dnat`
+pub(crate) fn translated() -> Vec<Expr> {
+    const DNAT: u32 = 0x20;
+    connection_bits(CtKey::Status, DNAT)
+}
+
+fn connection_bits(key: CtKey, bits: u32) -> Vec<Expr> {
+    let none =
+        Expr::Cmp { source: word(0), operator: CmpOperator::NotEqual, value: 0u32.to_ne_bytes().to_vec() };
+    vec![Expr::Ct { key, direction: None, target: word(0) }, bitwise(0, bits, 0), none]
+}
+
+/// `fib saddr type local`
+pub(crate) fn from_this_host() -> Vec<Expr> {
+    address_is_local(fib::SADDR)
+}
+
+/// `fib daddr type local`
+pub(crate) fn to_this_host() -> Vec<Expr> {
+    address_is_local(fib::DADDR)
+}
+
+fn address_is_local(flags: u32) -> Vec<Expr> {
+    vec![
+        Expr::Fib { result: FibResult::Type, flags, target: word(0) },
+        equal(address_type::LOCAL.to_ne_bytes().to_vec()),
+    ]
+}
+
+/// `iifname NAME`, or `!=`; a prefix matches all names that start like it.
+pub(crate) fn arrives_on(name: &str, prefix: bool, matches: bool) -> Vec<Expr> {
+    let mut value = name.as_bytes().to_vec();
+    if !prefix {
+        value.resize(16, 0);
+    }
+    let operator = if matches { CmpOperator::Equal } else { CmpOperator::NotEqual };
+    vec![
+        Expr::Meta { key: MetaKey::Iifname, target: word(0) },
+        Expr::Cmp { source: word(0), operator, value },
+    ]
+}
+
+/// `@SET`, with the key from word 0 on.
+pub(crate) fn in_set(set: &str) -> Expr {
+    Expr::Lookup { set: set.into(), key: word(0), target: None, inverted: false }
+}
+
+/// `map @MAP`, with the key from word 0 on and the value there too.
+pub(crate) fn map(map: &str) -> Expr {
+    Expr::Lookup { set: map.into(), key: word(0), target: Some(word(0)), inverted: false }
+}
+
+/// `vmap @MAP`, with the key from word 0 on.
+pub(crate) fn verdict_map(map: &str) -> Expr {
+    Expr::Lookup { set: map.into(), key: word(0), target: Some(Register::VERDICT), inverted: false }
+}
+
+/// `numgen random mod MODULUS` into a word.
+pub(crate) fn draw(modulus: u32, at: u8) -> Expr {
+    Expr::Numgen { kind: NumgenKind::Random, modulus, offset: 0, target: word(at) }
+}
+
+/// `update @MAP { key : value }`, with the key from word 0 on.
+pub(crate) fn update(map: &str, value: u8, timeout: std::time::Duration) -> Expr {
+    dynset(map, DynsetOperation::Update, value, Some(timeout))
+}
+
+/// `delete @MAP { key : value }`, with the key from word 0 on.
+pub(crate) fn delete(map: &str, value: u8) -> Expr {
+    dynset(map, DynsetOperation::Delete, value, None)
+}
+
+fn dynset(map: &str, operation: DynsetOperation, value: u8, timeout: Option<std::time::Duration>) -> Expr {
+    Expr::Dynset { set: map.into(), operation, key: word(0), data: Some(word(value)), timeout }
+}
+
+/// `masquerade fully-random`
+pub(crate) fn masquerade() -> Expr {
+    Expr::Masquerade { flags: nat::FULLY_RANDOM }
+}
+
+/// `reject with tcp reset`
+pub(crate) fn reset() -> Expr {
+    Expr::Reject(Reject::TcpReset)
+}
+
+/// `drop`
+pub(crate) fn drop() -> Expr {
+    Expr::Verdict(Verdict::Drop)
+}
+
+/// `return`
+pub(crate) fn back() -> Expr {
+    Expr::Verdict(Verdict::Return)
+}
+
+/// `jump CHAIN`
+pub(crate) fn jump(chain: &str) -> Expr {
+    Expr::Verdict(Verdict::Jump(Name::from(chain)))
+}
+
+/// `goto CHAIN`
+pub(crate) fn goto(chain: &str) -> Expr {
+    Expr::Verdict(Verdict::Goto(Name::from(chain)))
+}
+
+fn bitwise(at: u8, mask: u32, xor: u32) -> Expr {
+    Expr::Bitwise {
+        source: word(at),
+        target: word(at),
+        mask: mask.to_ne_bytes().to_vec(),
+        xor: xor.to_ne_bytes().to_vec(),
+    }
+}
+
+fn equal(value: Vec<u8>) -> Expr {
+    Expr::Cmp { source: word(0), operator: CmpOperator::Equal, value }
+}

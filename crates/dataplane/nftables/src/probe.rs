@@ -1,0 +1,154 @@
+//! What the kernel must be able to do, tried out one by one, without leaving a trace.
+//!
+//! A transaction is either taken whole or not at all. Each feature is tried in one that ends with something impossible: if that is all the
+//! kernel complains about, it has the feature, and nothing was changed.
+
+use portwarden_model::Family;
+use portwarden_netlink::Error as NetlinkError;
+use portwarden_netlink::error::Rejected;
+use portwarden_netlink::nftables::{
+    Chain, ChainKind, Client, DataType, Expr, Hook, Rule, Set, SetFlags, Table, TableId, Transaction,
+};
+
+use crate::error::Error;
+use crate::kernel::kernel_family;
+use crate::phrase::{
+    Phrases, draw, from_this_host, in_set, load_priority, map, mark_is_set, masquerade, new_connection,
+    protocol_is, reset, set_priority, update,
+};
+use crate::sets::{SetId, Sets};
+
+/// The name of a table that never comes to be.
+const TABLE: &str = "portwarden-probe";
+
+/// Tries everything that the rules are made of.
+pub(crate) fn probe(client: &mut Client, family: Family) -> Result<(), Error> {
+    for feature in features(family) {
+        let transaction = feature.transaction(family);
+        match client.commit(&transaction) {
+            Err(NetlinkError::Rejected(rejected)) if only_the_last(&rejected, &transaction) => {}
+            Ok(()) => {}
+            Err(source) => {
+                return Err(Error::Unsupported {
+                    family,
+                    feature: feature.name,
+                    needs: feature.needs,
+                    source,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether the kernel complained about nothing but the impossible operation at the end.
+fn only_the_last(rejected: &Rejected, transaction: &Transaction) -> bool {
+    rejected.failures.iter().all(|failure| failure.place.operation() == Some(transaction.len() - 1))
+}
+
+struct Feature {
+    name: &'static str,
+    needs: &'static str,
+    rule: Vec<Expr>,
+    /// In which hook it is needed.
+    hook: (ChainKind, Hook),
+    set: Option<Set>,
+}
+
+impl Feature {
+    fn transaction(&self, family: Family) -> Transaction {
+        let table = table(family);
+        let mut transaction = Transaction::new();
+        transaction.add(Table::new(&table));
+        let sets = Sets::new(&table, family);
+        for id in SetId::ALL.into_iter().filter(|id| uses(&self.rule, id.name())) {
+            transaction.add(sets.get(id));
+        }
+        if let Some(set) = &self.set {
+            transaction.add(&std::sync::Arc::new(set.clone()));
+        }
+        let (kind, hook) = &self.hook;
+        transaction.add(Chain::base(&table, "probe", kind.clone(), *hook, 0));
+        transaction.add(Rule::new(&table, "probe", self.rule.clone()));
+        transaction.delete(Chain::new(&table, "no-such-chain"));
+        transaction
+    }
+}
+
+fn uses(rule: &[Expr], name: &str) -> bool {
+    rule.iter().any(|expression| match expression {
+        Expr::Lookup { set, .. } | Expr::Dynset { set, .. } => set.as_ref() == name,
+        _ => false,
+    })
+}
+
+fn table(family: Family) -> TableId {
+    TableId::new(kernel_family(family), TABLE)
+}
+
+fn features(family: Family) -> Vec<Feature> {
+    let phrases = Phrases::new(family);
+    let table = table(family);
+    let feature = |name, needs, kind: ChainKind, hook, rule| Feature {
+        name,
+        needs,
+        rule,
+        hook: (kind, hook),
+        set: None,
+    };
+    let filter = |name, needs, rule| feature(name, needs, ChainKind::Filter, Hook::Forward, rule);
+    let nat = |name, needs, hook, rule| feature(name, needs, ChainKind::Nat, hook, rule);
+    let join = |mut phrase: Vec<Expr>, last: Vec<Expr>| {
+        phrase.extend(last);
+        phrase
+    };
+    let value = phrases.client_value();
+    let minute = std::time::Duration::from_secs(60);
+    vec![
+        filter("matching packet marks", "CONFIG_NF_TABLES", mark_is_set(1)),
+        filter("connection tracking (`ct state`)", "CONFIG_NFT_CT and CONFIG_NF_CONNTRACK", new_connection()),
+        filter(
+            "sets of addresses and ports",
+            "Linux 5.6 or newer",
+            join(phrases.frontend(), vec![in_set(SetId::Restricted.name())]),
+        ),
+        Feature {
+            set: Some(
+                Set::new(&table, "ranges", vec![DataType::Protocol, DataType::Service])
+                    .flags(SetFlags::INTERVAL),
+            ),
+            ..filter("sets with ranges in concatenated keys", "Linux 5.6 or newer", protocol_is(6))
+        },
+        filter("`reject`", "CONFIG_NFT_REJECT", vec![phrases.reject()]),
+        filter("`reject with tcp reset`", "CONFIG_NFT_REJECT", join(protocol_is(6), vec![reset()])),
+        nat(
+            "address types (`fib saddr type`)",
+            "CONFIG_NFT_FIB_IPV4 and CONFIG_NFT_FIB_IPV6",
+            Hook::Prerouting,
+            from_this_host(),
+        ),
+        nat("random numbers (`numgen`)", "CONFIG_NFT_NUMGEN", Hook::Prerouting, vec![draw(2, 0)]),
+        nat(
+            "translation to an address and port from a map",
+            "CONFIG_NFT_NAT and Linux 5.6 or newer",
+            Hook::Prerouting,
+            vec![load_priority(0), draw(2, 1), map(SetId::Endpoints.name()), phrases.translate()],
+        ),
+        nat(
+            "translation of the node's own packets",
+            "CONFIG_NFT_NAT and Linux 5.6 or newer",
+            Hook::Output,
+            vec![load_priority(0), draw(2, 1), map(SetId::Endpoints.name()), phrases.translate()],
+        ),
+        nat(
+            "remembering clients (`update` of a map)",
+            "CONFIG_NF_TABLES and Linux 5.6 or newer",
+            Hook::Prerouting,
+            join(
+                join(phrases.client_key(None), vec![load_priority(value)]),
+                vec![update(SetId::Affinity.name(), value, minute), load_priority(0), set_priority()],
+            ),
+        ),
+        nat("`masquerade`", "CONFIG_NFT_MASQ", Hook::Postrouting, vec![masquerade()]),
+    ]
+}

@@ -1,0 +1,198 @@
+//! Routes: everything that the packet path has to know about a frontend, in the 32 bits of `meta priority`.
+//!
+//! ```text
+//! ordinary   1 0 iiiiiiiiiiiiiiiiiiii cccccccc kk     i: list   c: class   k: kind
+//! sticky     1 1 iiiiiiiiiiiiiiii 0000 cccccccc kk    i: list   c: class   k: kind
+//! entry      1 1 iiiiiiiiiiiiiiii eeeeeeeeeeeeee      i: list   e: endpoint within the list
+//! ```
+//!
+//! A list is the endpoints of one service port (all, or those on this node). The class says how to draw from it; without class and
+//! kind the value is the list's own key. Since routes are plain data, no change to a Service ever touches a verdict, and the
+//! kernel has nothing to validate.
+
+/// Set in every route, so that the packet path can tell its scratch value from a real priority.
+pub(crate) const MAGIC: u32 = 1 << 31;
+/// Set in routes and entries of lists with session affinity.
+const STICKY: u32 = 1 << 30;
+/// The bits of the kind.
+pub(crate) const KIND_MASK: u32 = 0b11;
+/// The bits of the class.
+pub(crate) const CLASS_MASK: u32 = 0xff << CLASS_SHIFT;
+/// The bits that name an ordinary list.
+pub(crate) const LIST_MASK: u32 = !(CLASS_MASK | KIND_MASK);
+/// The bits that name a sticky list.
+pub(crate) const STICKY_LIST_MASK: u32 = !0x3fff;
+const CLASS_SHIFT: u32 = 2;
+const LIST_SHIFT: u32 = 10;
+const STICKY_SHIFT: u32 = 14;
+
+/// How many ordinary lists there can be.
+pub(crate) const LISTS: u32 = 1 << 20;
+/// How many sticky lists there can be.
+pub(crate) const STICKY_LISTS: u32 = 1 << 16;
+/// How many endpoints a sticky list can have: entry 0 would be the key of the list itself.
+pub(crate) const STICKY_ENTRIES: u16 = (1 << 14) - 1;
+
+/// What happens to a packet before an endpoint is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A cluster address: masqueraded unless it comes from a pod.
+    Internal = 0,
+    /// External traffic, policy Cluster: masqueraded.
+    External = 1,
+    /// External traffic, policy Local: what starts on this node goes to all endpoints.
+    ExternalLocal = 2,
+}
+
+/// The name of a list, which is also its key in the maps of endpoints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct List(u32);
+
+impl List {
+    /// The ordinary list of this number.
+    pub(crate) fn ordinary(number: u32) -> List {
+        List(MAGIC | (number % LISTS) << LIST_SHIFT)
+    }
+
+    /// The sticky list of this number.
+    pub(crate) fn sticky(number: u32) -> List {
+        List(MAGIC | STICKY | (number % STICKY_LISTS) << STICKY_SHIFT)
+    }
+
+    /// A list from its key, if it is one of a sticky list.
+    pub(crate) fn from_sticky_key(key: u32) -> Option<List> {
+        (key & (MAGIC | STICKY) == MAGIC | STICKY && key & !STICKY_LIST_MASK == 0).then_some(List(key))
+    }
+
+    /// Whether it has session affinity.
+    pub(crate) fn is_sticky(self) -> bool {
+        self.0 & STICKY != 0
+    }
+
+    /// Its number.
+    pub(crate) fn number(self) -> u32 {
+        if self.is_sticky() {
+            (self.0 & !(MAGIC | STICKY)) >> STICKY_SHIFT
+        } else {
+            (self.0 & !MAGIC) >> LIST_SHIFT
+        }
+    }
+
+    /// Its key.
+    pub(crate) fn key(self) -> u32 {
+        self.0
+    }
+
+    /// The route into it.
+    pub(crate) fn route(self, class: u8, kind: Kind) -> u32 {
+        self.0 | u32::from(class) << CLASS_SHIFT | kind as u32
+    }
+
+    /// The entry of one of its endpoints.
+    pub(crate) fn entry(self, endpoint: u16) -> u32 {
+        self.0 | u32::from(endpoint)
+    }
+}
+
+/// The value that a class has inside a route.
+pub(crate) fn class_bits(class: u8) -> u32 {
+    u32::from(class) << CLASS_SHIFT
+}
+
+/// How many endpoints have a class of their own.
+pub(crate) const EXACT: usize = 32;
+/// The classes above that are powers of two; this is the largest.
+const LARGEST_POWER: u32 = 17;
+/// The first class that belongs to session affinity.
+pub(crate) const FIRST_STICKY_CLASS: u8 = 64;
+
+/// How endpoints are drawn from a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Draw {
+    /// The list has exactly this many.
+    Exactly(u32),
+    /// It has at most this many, a power of two, and more than half of it.
+    UpTo(u32),
+}
+
+impl Draw {
+    /// How to draw from this many endpoints; `None` for an empty list, or one that is too long.
+    pub(crate) fn of(count: usize) -> Option<Draw> {
+        let number = u32::try_from(count).ok()?;
+        match count {
+            0 => None,
+            1..=EXACT => Some(Draw::Exactly(number)),
+            _ => {
+                Some(Draw::UpTo(number.checked_next_power_of_two()?)).filter(|_| number <= 1 << LARGEST_POWER)
+            }
+        }
+    }
+
+    /// How to draw for new clients of sticky lists: only powers of two, since each needs chains for each timeout.
+    pub(crate) fn sticky(count: usize) -> Option<Draw> {
+        let number = u32::try_from(count).ok().filter(|number| *number <= u32::from(STICKY_ENTRIES))?;
+        (number > 0).then(|| Draw::UpTo(number.next_power_of_two()))
+    }
+
+    /// All ways to draw, in the order of their classes.
+    pub(crate) fn all() -> impl Iterator<Item = Draw> {
+        let exact = (1..=EXACT as u32).map(Draw::Exactly);
+        exact.chain((6..=LARGEST_POWER).map(|power| Draw::UpTo(1 << power)))
+    }
+
+    /// The class, which is never 0.
+    pub(crate) fn class(self) -> u8 {
+        let class = match self {
+            Draw::Exactly(count) => count,
+            Draw::UpTo(limit) => EXACT as u32 + limit.trailing_zeros() - 5,
+        };
+        u8::try_from(class).unwrap_or(u8::MAX)
+    }
+
+    /// Numbers below this are drawn.
+    pub(crate) fn modulus(self) -> u32 {
+        match self {
+            Draw::Exactly(count) | Draw::UpTo(count) => count,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_are_distinct_and_leave_room_for_affinity() {
+        let classes: Vec<u8> = Draw::all().map(Draw::class).collect();
+        assert_eq!(classes, (1..=44).collect::<Vec<u8>>());
+        assert!(classes.iter().all(|class| *class < FIRST_STICKY_CLASS));
+        for draw in Draw::all() {
+            assert_eq!(Draw::of(draw.modulus() as usize), Some(draw));
+        }
+    }
+
+    #[test]
+    fn a_list_above_the_exact_classes_fills_more_than_half_of_its_range() {
+        for count in [33, 64, 65, 100, 128, 129, 1000, 10_000, 70_000, 131_072] {
+            let draw = Draw::of(count).unwrap();
+            assert!(draw.modulus() as usize >= count && (draw.modulus() / 2) < count as u32, "{count}");
+        }
+        assert_eq!(Draw::of(0), None);
+        assert_eq!(Draw::of(131_073), None);
+    }
+
+    #[test]
+    fn the_parts_of_a_route_do_not_overlap() {
+        let list = List::ordinary(LISTS - 1);
+        let route = list.route(44, Kind::ExternalLocal);
+        assert_eq!(route & LIST_MASK, list.key());
+        assert_eq!((route & CLASS_MASK, route & KIND_MASK), (class_bits(44), 2));
+        assert_eq!(list.number(), LISTS - 1);
+        let sticky = List::sticky(7);
+        assert_eq!(sticky.route(200, Kind::Internal) & STICKY_LIST_MASK, sticky.key());
+        assert_eq!(sticky.entry(STICKY_ENTRIES) & STICKY_LIST_MASK, sticky.key());
+        assert_eq!(List::from_sticky_key(sticky.key()), Some(sticky));
+        assert_eq!(List::from_sticky_key(list.key()), None);
+        assert_eq!(sticky.number(), 7);
+    }
+}

@@ -1,0 +1,178 @@
+//! The sets and maps that hold everything that varies.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use portwarden_model::Family;
+use portwarden_netlink::nftables::{DataType, Set, SetFlags, TableId};
+
+/// How many clients of sticky Services are remembered, per family.
+const AFFINITY_SIZE: u32 = 1 << 20;
+/// The timeout of an affinity entry that does not say otherwise; rules always say.
+const AFFINITY_TIMEOUT: Duration = Duration::from_secs(10_800);
+
+/// The sets and maps of one family. Names and types differ from all of kube-proxy's, so that it can take the table over.
+#[derive(Debug, Clone)]
+pub(crate) struct Sets {
+    all: Vec<Arc<Set>>,
+}
+
+/// One of the sets or maps whose elements follow from Services.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum SetId {
+    /// Address, protocol, port: route.
+    Frontends,
+    /// Protocol, port: route; on the node's own addresses.
+    NodePorts,
+    /// List, slot: address and port.
+    Endpoints,
+    /// List of local endpoints: route to all endpoints, for traffic that starts on this node.
+    NodeRoutes,
+    /// Sticky list, slot: entry.
+    StickySlots,
+    /// Entry: address and port.
+    StickyEndpoints,
+    /// Hash of a service port's name: sticky list. Read at start, so that clients stay with their endpoints over a restart.
+    StickyNames,
+    /// Frontends that are refused: no endpoints at all.
+    NoEndpoints,
+    /// The same for node ports.
+    NoEndpointsNodePorts,
+    /// Frontends that are dropped: endpoints only elsewhere.
+    NoLocalEndpoints,
+    /// The same for node ports.
+    NoLocalEndpointsNodePorts,
+    /// Frontends with source ranges.
+    Restricted,
+    /// Frontend and range: who may use a restricted frontend.
+    AllowedSources,
+    /// All cluster addresses.
+    ClusterAddresses,
+    /// Endpoints on this node, twice the address: what connects to itself.
+    Hairpin,
+    /// Addresses on which node ports answer.
+    NodeAddresses,
+    /// Client, sticky list: entry. Written by the packet path alone.
+    Affinity,
+    /// Kind: chain. Fixed.
+    Kinds,
+    /// Class: chain. Changes only when a new affinity timeout appears.
+    Classes,
+}
+
+impl SetId {
+    /// All of them, in the order of their numbers.
+    pub(crate) const ALL: [SetId; 19] = [
+        SetId::Frontends,
+        SetId::NodePorts,
+        SetId::Endpoints,
+        SetId::NodeRoutes,
+        SetId::StickySlots,
+        SetId::StickyEndpoints,
+        SetId::StickyNames,
+        SetId::NoEndpoints,
+        SetId::NoEndpointsNodePorts,
+        SetId::NoLocalEndpoints,
+        SetId::NoLocalEndpointsNodePorts,
+        SetId::Restricted,
+        SetId::AllowedSources,
+        SetId::ClusterAddresses,
+        SetId::Hairpin,
+        SetId::NodeAddresses,
+        SetId::Affinity,
+        SetId::Kinds,
+        SetId::Classes,
+    ];
+
+    /// Its name in the kernel.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            SetId::Frontends => "frontends",
+            SetId::NodePorts => "node-ports",
+            SetId::Endpoints => "endpoints",
+            SetId::NodeRoutes => "node-routes",
+            SetId::StickySlots => "sticky-slots",
+            SetId::StickyEndpoints => "sticky-endpoints",
+            SetId::StickyNames => "sticky-names",
+            SetId::NoEndpoints => "no-endpoints",
+            SetId::NoEndpointsNodePorts => "no-endpoints-node-ports",
+            SetId::NoLocalEndpoints => "no-local-endpoints",
+            SetId::NoLocalEndpointsNodePorts => "no-local-endpoints-node-ports",
+            SetId::Restricted => "restricted",
+            SetId::AllowedSources => "allowed-sources",
+            SetId::ClusterAddresses => "cluster-addresses",
+            SetId::Hairpin => "hairpin",
+            SetId::NodeAddresses => "node-addresses",
+            SetId::Affinity => "client-affinity",
+            SetId::Kinds => "kinds",
+            SetId::Classes => "classes",
+        }
+    }
+
+    fn comment(self) -> &'static str {
+        match self {
+            SetId::Frontends => "service addresses: route",
+            SetId::NodePorts => "node ports: route",
+            SetId::Endpoints => "list and slot: endpoint",
+            SetId::NodeRoutes => "policy Local: route for traffic that starts on this node",
+            SetId::StickySlots => "list and slot of sticky services: entry",
+            SetId::StickyEndpoints => "entry of sticky services: endpoint",
+            SetId::StickyNames => "hash of a sticky service port: list",
+            SetId::NoEndpoints => "service addresses to reject",
+            SetId::NoEndpointsNodePorts => "node ports to reject",
+            SetId::NoLocalEndpoints => "service addresses to drop",
+            SetId::NoLocalEndpointsNodePorts => "node ports to drop",
+            SetId::Restricted => "service addresses with source ranges",
+            SetId::AllowedSources => "who may use restricted addresses",
+            SetId::ClusterAddresses => "all cluster addresses",
+            SetId::Hairpin => "local endpoints that may connect to themselves",
+            SetId::NodeAddresses => "addresses with node ports",
+            SetId::Affinity => "clients of sticky services: entry",
+            SetId::Kinds => "kind of a route: chain",
+            SetId::Classes => "class of a route: chain",
+        }
+    }
+
+    fn define(self, table: &TableId, family: Family) -> Set {
+        use DataType::{ClassId, Integer, Protocol, Service};
+        let address = match family {
+            Family::V4 => DataType::Ipv4Address,
+            Family::V6 => DataType::Ipv6Address,
+        };
+        let set = |key: Vec<DataType>| Set::new(table, self.name(), key);
+        let map = |key: Vec<DataType>, data: Vec<DataType>| Set::map(table, self.name(), key, data);
+        let set = match self {
+            SetId::Frontends => map(vec![address, Protocol, Service], vec![ClassId]),
+            SetId::NodePorts => map(vec![Protocol, Service], vec![ClassId]),
+            SetId::Endpoints => map(vec![ClassId, Integer], vec![address, Service]),
+            SetId::NodeRoutes => map(vec![ClassId], vec![ClassId]),
+            SetId::StickySlots => map(vec![ClassId, Integer], vec![ClassId]),
+            SetId::StickyEndpoints => map(vec![ClassId], vec![address, Service]),
+            SetId::StickyNames => map(vec![Integer, Integer], vec![ClassId]),
+            SetId::NoEndpoints | SetId::NoLocalEndpoints | SetId::Restricted => {
+                set(vec![address, Protocol, Service])
+            }
+            SetId::NoEndpointsNodePorts | SetId::NoLocalEndpointsNodePorts => set(vec![Protocol, Service]),
+            SetId::AllowedSources => set(vec![address, Protocol, Service, address]).flags(SetFlags::INTERVAL),
+            SetId::ClusterAddresses | SetId::NodeAddresses => set(vec![address]),
+            SetId::Hairpin => set(vec![address, address, Protocol, Service]),
+            SetId::Affinity => map(vec![address, ClassId], vec![ClassId])
+                .flags(SetFlags::DYNAMIC)
+                .size(AFFINITY_SIZE)
+                .timeout(AFFINITY_TIMEOUT),
+            SetId::Kinds | SetId::Classes => Set::verdict_map(table, self.name(), vec![ClassId]),
+        };
+        set.comment(self.comment())
+    }
+}
+
+impl Sets {
+    pub(crate) fn new(table: &TableId, family: Family) -> Self {
+        Sets { all: SetId::ALL.iter().map(|id| Arc::new(id.define(table, family))).collect() }
+    }
+
+    /// The definition of a set.
+    pub(crate) fn get(&self, id: SetId) -> &Arc<Set> {
+        &self.all[id as usize]
+    }
+}

@@ -1,0 +1,145 @@
+//! The dataplane against the real kernel.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Node, web};
+use portwarden_testkit::{Topology, Transport, wait};
+use serde_json::json;
+
+fn pods(topology: &Topology) -> Vec<String> {
+    topology.pods().iter().map(|pod| pod.ip().v4.to_string()).collect()
+}
+
+fn serving(pods: u8) -> Node {
+    let topology = Topology::builder().pods(pods).build().unwrap();
+    for pod in topology.pods() {
+        pod.serve(Transport::Tcp, 8080).unwrap();
+    }
+    Node::new(topology)
+}
+
+#[test]
+fn a_cluster_address_leads_to_every_endpoint_and_nft_can_list_it() {
+    let mut node = serving(3);
+    let all = pods(&node.topology);
+    node.service(web("10.96.0.1", json!({})));
+    node.endpoints("web", &all);
+    node.sync();
+    let listing = node.nft(&["list", "ruleset"]);
+    assert!(listing.contains("demo/web"), "{listing}");
+    let tally =
+        node.topology.outside().probe().volley(Transport::Tcp, "10.96.0.1:80".parse().unwrap(), 60).unwrap();
+    assert_eq!((tally.answered(), tally.answered_by().len()), (60, 3), "{tally}\n{listing}");
+}
+
+#[test]
+fn the_same_sync_twice_writes_nothing() {
+    let mut node = serving(2);
+    let all = pods(&node.topology);
+    node.service(web("10.96.0.1", json!({})));
+    node.endpoints("web", &all);
+    assert!(node.sync().v4.written > 0);
+    assert_eq!(node.sync().v4.written, 0);
+    node.endpoints("web", &all[..1]);
+    let report = node.sync();
+    assert!(!report.v4.full && report.v4.written <= 4, "{report:?}");
+}
+
+#[test]
+fn clients_stay_with_their_endpoint_also_over_a_restart_and_when_others_go() {
+    let mut node = serving(4);
+    let all = pods(&node.topology);
+    let sticky = json!({ "spec": { "sessionAffinity": "ClientIP", "sessionAffinityConfig": { "clientIP": { "timeoutSeconds": 600 } } } });
+    node.service(web("10.96.0.1", sticky));
+    node.endpoints("web", &all);
+    node.sync();
+    let ask = |node: &Node| {
+        node.topology.outside().tcp("10.96.0.1:80".parse().unwrap()).unwrap().host().unwrap().to_owned()
+    };
+    let first = ask(&node);
+    assert!((0..10).all(|_| ask(&node) == first));
+    node.restart();
+    assert!(node.sync().v4.full);
+    assert!((0..10).all(|_| ask(&node) == first), "{}", node.nft(&["list", "ruleset"]));
+    let survivors: Vec<String> = node
+        .topology
+        .pods()
+        .iter()
+        .filter(|pod| pod.name() == first)
+        .map(|pod| pod.ip().v4.to_string())
+        .collect();
+    let others: Vec<String> = all.iter().filter(|ip| !survivors.contains(ip)).cloned().collect();
+    node.endpoints("web", &[survivors, others[..1].to_vec()].concat());
+    node.sync();
+    assert!((0..10).all(|_| ask(&node) == first));
+    node.endpoints("web", &others);
+    node.sync();
+    let second = ask(&node);
+    assert_ne!(second, first);
+    assert!((0..10).all(|_| ask(&node) == second));
+}
+
+#[test]
+fn what_others_change_is_noticed_and_repaired() {
+    let mut node = serving(2);
+    let all = pods(&node.topology);
+    node.service(web("10.96.0.1", json!({})));
+    node.endpoints("web", &all);
+    node.sync();
+    assert_eq!(node.repair().v4, None, "our own changes are not tampering");
+    let works =
+        |node: &Node| node.topology.outside().tcp("10.96.0.1:80".parse().unwrap()).unwrap().is_answered();
+    for damage in [
+        &["flush", "ruleset"][..],
+        &["delete", "table", "ip", "kube-proxy"],
+        &["delete", "element", "ip", "kube-proxy", "frontends", "{ 10.96.0.1 . tcp . 80 }"],
+        &["insert", "rule", "ip", "kube-proxy", "services", "ip", "daddr", "10.96.0.1", "drop"],
+        &["flush", "chain", "ip", "kube-proxy", "nat-prerouting"],
+    ] {
+        node.nft(damage);
+        let found =
+            wait::until(Duration::from_secs(5), "the damage to be noticed", || node.repair().v4).unwrap();
+        assert!(works(&node), "after {damage:?}, noticed as: {found}");
+    }
+    assert_eq!(node.repair().v4, None);
+}
+
+#[test]
+fn a_service_that_cannot_be_written_does_not_hold_up_the_others() {
+    let mut node = serving(1);
+    let all = pods(&node.topology);
+    node.service(web("10.96.0.1", json!({})));
+    node.endpoints("web", &all);
+    let sticky = json!({ "metadata": { "name": "huge" }, "spec": { "sessionAffinity": "ClientIP" } });
+    node.service(web("10.96.0.2", sticky));
+    let many: Vec<String> = (0..17_000u32).map(|n| format!("10.200.{}.{}", n / 250, n % 250 + 1)).collect();
+    node.endpoints("huge", &many);
+    let report = node.sync();
+    assert_eq!(report.v4.isolated.len(), 1, "{report:?}");
+    assert_eq!(report.v4.isolated[0].service.to_string(), "demo/huge");
+    assert!(report.v4.isolated[0].reason.contains("17000"), "{report:?}");
+    assert!(node.topology.outside().tcp("10.96.0.1:80".parse().unwrap()).unwrap().is_answered());
+}
+
+#[test]
+fn another_programs_table_of_the_same_name_is_replaced_at_once() {
+    let mut node = serving(1);
+    let all = pods(&node.topology);
+    let theirs = "
+        table ip kube-proxy {
+            map service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }
+            chain services { ip daddr . meta l4proto . th dport vmap @service-ips; }
+            chain nat-prerouting {
+                type nat hook prerouting priority -100;
+                jump services
+            }
+        }";
+    node.topology.node().command("nft").args(["-f", "-"]).input(theirs).run().unwrap();
+    node.service(web("10.96.0.1", json!({})));
+    node.endpoints("web", &all);
+    node.sync();
+    assert!(!node.nft(&["list", "ruleset"]).contains("service-ips"));
+    assert!(node.topology.outside().tcp("10.96.0.1:80".parse().unwrap()).unwrap().is_answered());
+}
