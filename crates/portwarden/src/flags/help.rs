@@ -20,8 +20,8 @@ pub(super) fn help(program: Program) -> String {
     let mut text = format!(
         "{name} makes this node's kernel send connections for Kubernetes Services to their endpoints.\n\n\
          Usage:\n  {name} [flags]\n\n\
-         With --config, flags marked (file) are ignored: the file decides. An underscore in a flag's name is read as a\n\
-         dash. A switch takes a value only after an equals sign: --masquerade-all=false.\n"
+         With --config, flags marked (file) are ignored: the file decides. An underscore in a flag's name\n\
+         is read as a dash. A switch takes a value only after an equals sign: --masquerade-all=false.\n"
     );
     for group in GROUPS {
         let flags: Vec<&Flag> =
@@ -34,6 +34,7 @@ pub(super) fn help(program: Program) -> String {
             describe(&mut text, flag);
         }
     }
+    text.truncate(text.trim_end().len());
     text
 }
 

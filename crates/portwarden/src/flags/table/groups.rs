@@ -187,7 +187,8 @@ const IPTABLES: &[Flag] = &[
         "iptables-min-sync-period",
         Duration(|f| &mut f.iptables_min_sync_period),
         "1s",
-        "The shortest time between two writes of rules. Not given, or 0, it adapts to the load. For every mode but ipvs.",
+        "The shortest time between two writes of rules. Given, it is kept to the letter; without it, or with 0, it \
+         adapts to the load. For every mode but ipvs.",
     ),
 ];
 
@@ -203,7 +204,8 @@ const IPVS: &[Flag] = &[
         "ipvs-min-sync-period",
         Duration(|f| &mut f.ipvs_min_sync_period),
         "1s",
-        "The shortest time between two writes. Not given, or 0, it adapts to the load.",
+        "The shortest time between two writes. Given, it is kept to the letter; without it, or with 0, it adapts to \
+         the load.",
     ),
     Flag::new(
         "ipvs-exclude-cidrs",
