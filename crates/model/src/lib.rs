@@ -13,16 +13,19 @@ mod endpoints;
 mod event;
 mod explain;
 mod frontend;
+mod health;
 mod ip;
 pub mod manifest;
 mod name;
 mod node_view;
 pub mod object;
+mod pacer;
 mod pool;
 mod problem;
 #[cfg(test)]
 mod sample;
 mod settings;
+mod stale_flows;
 mod timestamp;
 
 pub use changes::{Changes, GoneFrontend};
@@ -37,9 +40,12 @@ pub use event::{Event, Kind};
 pub use explain::{
     EndpointExplanation, Explanation, FrontendExplanation, FrontendReason, PortExplanation, UnmatchedPort,
 };
+pub use health::{FamilyHealth, HealthReport, ProxyHealth};
 pub use ip::{Family, PerFamily, normalise, parse_cidr, parse_ip};
 pub use name::{Interner, Name, NamespacedName, PortName, Protocol};
+pub use pacer::{Pacer, PacerConfig};
 pub use pool::{Backend, Pool};
 pub use problem::Problem;
 pub use settings::{DetectLocal, NodePortRange, Settings};
+pub use stale_flows::{Flow, StaleFlows};
 pub use timestamp::Timestamp;

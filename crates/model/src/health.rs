@@ -1,0 +1,182 @@
+//! Whether the proxy keeps up: a family is unhealthy when a change has waited too long for its sync.
+//!
+//! Time comes in as an argument. Who shows times to people turns the instants in here into dates by their distance from now.
+
+use std::time::{Duration, Instant};
+
+use crate::ip::{Family, PerFamily};
+
+/// How many sync periods a change may wait.
+const PATIENCE: u32 = 2;
+
+/// The health of all families.
+#[derive(Debug, Clone)]
+pub struct ProxyHealth {
+    patience: Duration,
+    families: PerFamily<Progress>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Progress {
+    last_updated: Option<Instant>,
+    oldest_queued: Option<Instant>,
+}
+
+/// What [`ProxyHealth`] says at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HealthReport {
+    /// No family is unhealthy. This is what `/livez` and the health-check ports of Services go by.
+    pub healthy: bool,
+    /// The latest update of any family.
+    pub last_updated: Option<Instant>,
+    /// Each family that was ever up to date.
+    pub families: PerFamily<Option<FamilyHealth>>,
+}
+
+/// The health of one family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FamilyHealth {
+    /// Its latest update.
+    pub last_updated: Instant,
+    /// No change has waited too long.
+    pub healthy: bool,
+}
+
+impl ProxyHealth {
+    /// Nothing is queued, and no family has started.
+    pub fn new(sync_period: Duration) -> Self {
+        ProxyHealth { patience: sync_period.saturating_mul(PATIENCE), families: PerFamily::default() }
+    }
+
+    /// Goes on with another sync period.
+    pub fn set_sync_period(&mut self, sync_period: Duration) {
+        self.patience = sync_period.saturating_mul(PATIENCE);
+    }
+
+    /// A change waits for its sync. Only the oldest one counts.
+    pub fn queued(&mut self, family: Family, now: Instant) {
+        self.families[family].oldest_queued.get_or_insert(now);
+    }
+
+    /// A family is up to date: its loop has started, or a sync has succeeded.
+    pub fn updated(&mut self, family: Family, now: Instant) {
+        self.families[family] = Progress { last_updated: Some(now), oldest_queued: None };
+    }
+
+    /// The health at this moment.
+    pub fn report(&self, now: Instant) -> HealthReport {
+        let families = PerFamily::from_fn(|family| self.family(family, now));
+        let known = || families.iter().filter_map(|(_, health)| health.as_ref());
+        HealthReport {
+            healthy: known().all(|health| health.healthy),
+            last_updated: known().map(|health| health.last_updated).max(),
+            families,
+        }
+    }
+
+    /// A family that never started is not judged.
+    fn family(&self, family: Family, now: Instant) -> Option<FamilyHealth> {
+        let Progress { last_updated, oldest_queued } = self.families[family];
+        let late = |queued: Instant| now.saturating_duration_since(queued) >= self.patience;
+        Some(FamilyHealth { last_updated: last_updated?, healthy: !oldest_queued.is_some_and(late) })
+    }
+}
+
+impl HealthReport {
+    /// Whether load balancers should send new traffic here, which is what `/healthz` tells: healthy, and on a node that is not going away
+    /// ([`crate::Cluster::is_node_eligible`]).
+    pub fn takes_traffic(&self, node_eligible: bool) -> bool {
+        self.healthy && node_eligible
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PERIOD: Duration = Duration::from_secs(30);
+    const LIMIT: Duration = Duration::from_secs(60);
+    const NANO: Duration = Duration::from_nanos(1);
+
+    #[test]
+    fn a_change_may_wait_for_two_periods() {
+        let start = Instant::now();
+        let mut health = ProxyHealth::new(PERIOD);
+        health.updated(Family::V4, start);
+        assert!(health.report(start + LIMIT * 100).healthy, "nothing is queued");
+        health.queued(Family::V4, start);
+        assert!(health.report(start + LIMIT - NANO).healthy);
+        assert!(!health.report(start + LIMIT).healthy);
+        health.updated(Family::V4, start + LIMIT);
+        assert!(health.report(start + LIMIT).healthy);
+    }
+
+    #[test]
+    fn only_the_oldest_change_counts() {
+        let start = Instant::now();
+        let mut health = ProxyHealth::new(PERIOD);
+        health.updated(Family::V4, start);
+        health.queued(Family::V4, start);
+        health.queued(Family::V4, start + PERIOD);
+        assert!(!health.report(start + LIMIT).healthy);
+        health.updated(Family::V4, start + LIMIT);
+        health.queued(Family::V4, start + LIMIT);
+        assert!(health.report(start + LIMIT + PERIOD).healthy);
+    }
+
+    #[test]
+    fn one_late_family_is_enough() {
+        let start = Instant::now();
+        let mut health = ProxyHealth::new(PERIOD);
+        health.updated(Family::V4, start);
+        health.updated(Family::V6, start + NANO);
+        health.queued(Family::V4, start);
+        let report = health.report(start + LIMIT);
+        assert!(!report.healthy);
+        assert_eq!(report.last_updated, Some(start + NANO));
+        assert_eq!(report.families.v4, Some(FamilyHealth { last_updated: start, healthy: false }));
+        assert_eq!(report.families.v6, Some(FamilyHealth { last_updated: start + NANO, healthy: true }));
+    }
+
+    #[test]
+    fn another_period_holds_for_what_already_waits() {
+        let start = Instant::now();
+        let mut health = ProxyHealth::new(PERIOD);
+        health.updated(Family::V4, start);
+        health.queued(Family::V4, start);
+        health.set_sync_period(PERIOD * 2);
+        assert!(health.report(start + LIMIT).healthy);
+        assert!(!health.report(start + LIMIT * 2).healthy);
+    }
+
+    /// A change of topology before the first lists are in, once the loop has started.
+    #[test]
+    fn easy_to_miss_27_a_change_before_the_first_sync_counts() {
+        let start = Instant::now();
+        let mut health = ProxyHealth::new(PERIOD);
+        health.updated(Family::V4, start);
+        health.queued(Family::V4, start + NANO);
+        assert!(!health.report(start + LIMIT + NANO).healthy);
+    }
+
+    #[test]
+    fn easy_to_miss_28_a_family_that_never_started_is_not_judged() {
+        let start = Instant::now();
+        let mut health = ProxyHealth::new(PERIOD);
+        health.queued(Family::V6, start);
+        let report = health.report(start + LIMIT * 2);
+        assert!(report.healthy);
+        assert_eq!((report.last_updated, report.families), (None, PerFamily::default()));
+    }
+
+    #[test]
+    fn easy_to_miss_28_eligibility_concerns_new_traffic_only() {
+        let start = Instant::now();
+        let mut health = ProxyHealth::new(PERIOD);
+        health.updated(Family::V4, start);
+        let report = health.report(start);
+        assert!(report.healthy && report.takes_traffic(true) && !report.takes_traffic(false));
+        health.queued(Family::V4, start);
+        assert!(!health.report(start + LIMIT).takes_traffic(true));
+    }
+}

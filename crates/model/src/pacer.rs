@@ -1,0 +1,153 @@
+//! When to sync: at once after a quiet time, in gathered steps under a burst, again soon after a failure.
+//!
+//! Time comes in as an argument. The engine asks [`Pacer::next_run`] how long it may wait for more events, and tells when a run starts and
+//! how it ended:
+//!
+//! ```
+//! # use portwarden_model::{Pacer, PacerConfig};
+//! # use std::time::{Duration, Instant};
+//! # let now = Instant::now();
+//! let mut pacer = Pacer::new(PacerConfig::default(), now);
+//! pacer.request(now);
+//! assert!(pacer.is_due(now));
+//! pacer.started(now);
+//! let cost = Duration::from_millis(2);
+//! pacer.finished(now + cost, cost, true);
+//! assert!(!pacer.is_due(now + cost));
+//! ```
+
+#[cfg(test)]
+mod tests;
+
+use std::time::{Duration, Instant};
+
+/// The first repetition of a failed run comes after this time, each further one after twice the time before.
+const FIRST_RETRY: Duration = Duration::from_millis(50);
+/// Under a burst, changes are gathered for at most so many times the cost of the last run: syncing then takes at most an eleventh of the time.
+const GATHER_LIMIT: u32 = 10;
+/// Changes are never gathered for longer.
+const LONGEST_GATHER: Duration = Duration::from_secs(1);
+
+/// How often to sync.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PacerConfig {
+    /// The time from the end of a run to the start of the next, as given by the operator. Zero: as the cost of runs allows.
+    pub min_interval: Duration,
+    /// The longest wait before a failed run is repeated.
+    pub sync_period: Duration,
+    /// A run happens at least this often, requested or not. Never taken to be shorter than `min_interval`.
+    pub max_interval: Duration,
+}
+
+/// Adaptive, with the periods that kube-proxy has.
+impl Default for PacerConfig {
+    fn default() -> Self {
+        PacerConfig {
+            min_interval: Duration::ZERO,
+            sync_period: Duration::from_secs(30),
+            max_interval: Duration::from_secs(3600),
+        }
+    }
+}
+
+/// Decides when the next run is due.
+#[derive(Debug, Clone)]
+pub struct Pacer {
+    config: PacerConfig,
+    /// When the oldest request came that no run has served yet.
+    requested: Option<Instant>,
+    running: bool,
+    /// The end of the last run, or the beginning of all.
+    since: Instant,
+    /// What the last run cost; `None` before the first one, which waits for nothing.
+    cost: Option<Duration>,
+    /// How many runs in a row have failed.
+    failures: u32,
+    /// How many runs in a row came without a quiet time before them.
+    burst: u32,
+}
+
+impl Pacer {
+    /// Nothing has run and nothing is requested.
+    pub fn new(config: PacerConfig, now: Instant) -> Self {
+        Pacer { config, requested: None, running: false, since: now, cost: None, failures: 0, burst: 0 }
+    }
+
+    /// Asks for a run. Any number of requests before it starts are served by one run; those that come while it runs, by another.
+    pub fn request(&mut self, now: Instant) {
+        self.requested.get_or_insert(now);
+    }
+
+    /// When the next run is due, which may be in the past. `None` while one is under way, or if none is in sight.
+    pub fn next_run(&self) -> Option<Instant> {
+        if self.running {
+            return None;
+        }
+        let asked = self.requested.and_then(|requested| match self.cost {
+            None => Some(requested),
+            Some(_) => self.since.checked_add(self.pause()).map(|ready| ready.max(requested)),
+        });
+        let unasked = self.since.checked_add(self.longest_wait());
+        [asked, unasked].into_iter().flatten().min()
+    }
+
+    /// Whether a run is due.
+    pub fn is_due(&self, now: Instant) -> bool {
+        self.next_run().is_some_and(|due| due <= now)
+    }
+
+    /// A run starts. It serves every request made so far.
+    pub fn started(&mut self, now: Instant) {
+        let requested = self.requested.take().unwrap_or(now);
+        let was_quiet = requested.saturating_duration_since(self.since) >= self.quiet_time();
+        self.burst = if was_quiet { 0 } else { self.burst.saturating_add(1) };
+        self.running = true;
+    }
+
+    /// The run has ended.
+    pub fn finished(&mut self, now: Instant, cost: Duration, ok: bool) {
+        self.running = false;
+        self.since = now;
+        self.cost = Some(cost);
+        self.failures = if ok { 0 } else { self.failures.saturating_add(1) };
+    }
+
+    /// Goes on with other periods.
+    pub fn set_config(&mut self, config: PacerConfig) {
+        self.config = config;
+    }
+
+    /// The time after a run in which nothing starts.
+    fn pause(&self) -> Duration {
+        if self.is_adaptive() { self.gather(1u32.checked_shl(self.burst)) } else { self.config.min_interval }
+    }
+
+    /// A request that comes later than this after a run is no part of a burst.
+    fn quiet_time(&self) -> Duration {
+        self.gather(None)
+    }
+
+    /// So many times the cost of the last run, within the limits; no number means as long as they allow.
+    fn gather(&self, times: Option<u32>) -> Duration {
+        let times = times.unwrap_or(GATHER_LIMIT).min(GATHER_LIMIT);
+        self.cost.unwrap_or_default().saturating_mul(times).min(LONGEST_GATHER)
+    }
+
+    /// The time after a run at which the next one starts by itself.
+    fn longest_wait(&self) -> Duration {
+        let longest = self.config.max_interval.max(self.config.min_interval);
+        match self.failures {
+            0 => longest,
+            failures => self.backoff(failures).max(self.pause()).min(longest),
+        }
+    }
+
+    fn backoff(&self, failures: u32) -> Duration {
+        let doubled = 1u32.checked_shl(failures - 1).unwrap_or(u32::MAX);
+        FIRST_RETRY.saturating_mul(doubled).min(self.config.sync_period)
+    }
+
+    fn is_adaptive(&self) -> bool {
+        self.config.min_interval.is_zero()
+    }
+}
