@@ -2,12 +2,82 @@
 
 use portwarden::config::document::{Document, FlushFrequency, VModule};
 use portwarden::config::duration::GoDuration;
-use portwarden::config::{Decoded, Mode, Settled, Settlement, decode, settle, to_configz, to_yaml};
+use portwarden::config::{Decoded, Mode, Notice, Settled, Settlement, decode, settle, to_configz, to_yaml};
 use portwarden::flags::{Flags, Invocation, Program, parse};
 use proptest::prelude::*;
 
 const WRITE_CONFIG_DEFAULT: &str = include_str!("fixtures/write-config-default.yaml");
 const CONFIGZ_NFTABLES: &str = include_str!("fixtures/configz-nftables.json");
+
+/// What `kubeadm` puts into the ConfigMap of a new cluster: every field named, hardly any set.
+const KUBEADM: &str = r#"apiVersion: kubeproxy.config.k8s.io/v1alpha1
+bindAddress: 0.0.0.0
+bindAddressHardFail: false
+clientConnection:
+  acceptContentTypes: ""
+  burst: 0
+  contentType: ""
+  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf
+  qps: 0
+clusterCIDR: 10.244.0.0/16
+configSyncPeriod: 0s
+conntrack:
+  maxPerCore: null
+  min: null
+  tcpBeLiberal: false
+  tcpCloseWaitTimeout: null
+  tcpEstablishedTimeout: null
+  udpStreamTimeout: 0s
+  udpTimeout: 0s
+detectLocal:
+  bridgeInterface: ""
+  interfaceNamePrefix: ""
+detectLocalMode: ""
+enableProfiling: false
+healthzBindAddress: ""
+hostnameOverride: ""
+iptables:
+  localhostNodePorts: null
+  masqueradeAll: false
+  masqueradeBit: null
+  minSyncPeriod: 0s
+  syncPeriod: 0s
+ipvs:
+  excludeCIDRs: null
+  minSyncPeriod: 0s
+  scheduler: ""
+  strictARP: false
+  syncPeriod: 0s
+  tcpFinTimeout: 0s
+  tcpTimeout: 0s
+  udpTimeout: 0s
+kind: KubeProxyConfiguration
+logging:
+  flushFrequency: 0
+  options:
+    json:
+      infoBufferSize: "0"
+    text:
+      infoBufferSize: "0"
+  verbosity: 0
+metricsBindAddress: ""
+mode: ""
+nftables:
+  masqueradeAll: false
+  masqueradeBit: null
+  minSyncPeriod: 0s
+  syncPeriod: 0s
+nodePortAddresses: null
+oomScoreAdj: null
+portRange: ""
+showHiddenMetricsForVersion: ""
+winkernel:
+  enableDSR: false
+  forwardHealthCheckVip: false
+  networkName: ""
+  rootHnsEndpointName: ""
+  sourceVip: ""
+"#;
 
 fn from_flags(arguments: &[&str]) -> Settled {
     let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
@@ -55,6 +125,15 @@ fn what_the_reference_wrote_is_read_without_remarks() {
     assert_eq!(notices, []);
     assert_eq!(settled.mode, Mode::Iptables);
     assert_eq!(to_yaml(&settled.document), WRITE_CONFIG_DEFAULT);
+}
+
+#[test]
+fn a_new_clusters_file_is_the_default_configuration() {
+    let Settlement { settled, notices } = from_file(KUBEADM.as_bytes());
+    assert_eq!(notices, [Notice::ModeDefaulted]);
+    let flags = ["--kubeconfig=/var/lib/kube-proxy/kubeconfig.conf", "--cluster-cidr=10.244.0.0/16"];
+    assert_eq!(settled, from_flags(&flags));
+    assert_eq!(settled.fixed_min_sync_period(), None, "zero is no wish");
 }
 
 #[test]

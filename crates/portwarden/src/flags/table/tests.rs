@@ -163,3 +163,15 @@ fn every_help_text_is_a_sentence() {
         assert!(first.is_uppercase() && flag.help.ends_with('.'), "--{}: {}", flag.name, flag.help);
     }
 }
+
+#[test]
+fn every_flag_is_documented() {
+    let page = include_str!("../../../../../docs/configuration.md");
+    for flag in all(Program::Portwarden).filter(|flag| flag.name != "help") {
+        assert!(
+            page.contains(&format!("`--{}`", flag.name)),
+            "--{} is not in docs/configuration.md",
+            flag.name
+        );
+    }
+}
