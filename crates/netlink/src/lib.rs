@@ -1,14 +1,20 @@
 //! The one door to the kernel: netlink sockets and codecs.
 //!
-//! [`Socket`] speaks to one netlink protocol. On top of it, [`nftables`] holds a ruleset as values and
-//! commits [`nftables::Transaction`]s. Nothing here knows of Kubernetes.
+//! [`Socket`] speaks to one netlink protocol. On top of it, [`nftables`] holds a ruleset as values and commits
+//! [`nftables::Transaction`]s, [`conntrack`] lists and deletes flows, [`route`] lists and watches links and
+//! addresses, and [`nfacct`] keeps named counters. Nothing here knows of Kubernetes.
 
+pub mod conntrack;
 pub mod error;
+mod family;
+pub mod nfacct;
 pub mod nftables;
+pub mod route;
 pub mod socket;
 mod sys;
 pub mod wire;
 
 pub use error::{Error, Result};
+pub use family::IpFamily;
 pub use nix::errno::Errno;
 pub use socket::{Protocol, Socket};

@@ -1,9 +1,9 @@
 //! Values of keys, maps and comparisons.
 
+use crate::family::address;
 use crate::nftables::set::DataType;
 use crate::wire::align;
 use std::fmt::Write;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 /// Fields joined as nft joins a concatenation.
@@ -87,14 +87,6 @@ pub(crate) fn protocol_name(protocol: u8) -> String {
         132 => "sctp".to_owned(),
         other => other.to_string(),
     }
-}
-
-/// The address of four or sixteen bytes.
-pub(crate) fn address(bytes: &[u8]) -> Option<IpAddr> {
-    if let Ok(octets) = <[u8; 4]>::try_from(bytes) {
-        return Some(Ipv4Addr::from(octets).into());
-    }
-    <[u8; 16]>::try_from(bytes).ok().map(|octets| Ipv6Addr::from(octets).into())
 }
 
 fn join(text: &mut String, field: &str) {

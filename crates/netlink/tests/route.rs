@@ -1,0 +1,99 @@
+//! Links and addresses of a real namespace.
+
+mod common;
+
+use common::{in_namespace, run};
+use portwarden_netlink::IpFamily;
+use portwarden_netlink::route::{Route, RouteChange, RouteMonitor, RouteNotice, link_flags, scope};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+#[test]
+fn addresses_are_listed_with_their_interfaces() {
+    in_namespace(|| {
+        run("ip", &["link", "add", "front", "type", "veth", "peer", "name", "back"]);
+        run("ip", &["link", "set", "lo", "up"]);
+        run("ip", &["addr", "add", "192.0.2.7/24", "dev", "front"]);
+        run("ip", &["addr", "add", "192.0.2.9", "peer", "192.0.2.10/32", "dev", "back"]);
+        run("ip", &["addr", "add", "2001:db8::7/64", "dev", "front", "nodad"]);
+        let mut route = Route::open().unwrap();
+
+        let links = route.links().unwrap();
+        let loopback = links.iter().find(|link| link.name == "lo").unwrap();
+        assert_eq!(
+            loopback.flags & (link_flags::UP | link_flags::LOOPBACK),
+            link_flags::UP | link_flags::LOOPBACK
+        );
+        let front = links.iter().find(|link| link.name == "front").unwrap();
+        assert_eq!(front.flags & link_flags::LOOPBACK, 0);
+
+        let mut found: Vec<_> = route
+            .named_addresses(None)
+            .unwrap()
+            .into_iter()
+            .map(|named| {
+                let address = named.address;
+                (named.interface, address.address, address.prefix_length, address.scope)
+            })
+            .collect();
+        found.sort();
+        let expected = [
+            ("back", "192.0.2.9", 32, scope::UNIVERSE),
+            ("front", "192.0.2.7", 24, scope::UNIVERSE),
+            ("front", "2001:db8::7", 64, scope::UNIVERSE),
+            ("lo", "127.0.0.1", 8, scope::HOST),
+            ("lo", "::1", 128, scope::HOST),
+        ];
+        let expected: Vec<_> = expected
+            .map(|(name, text, length, scope)| (name.to_owned(), address(text), length, scope))
+            .into();
+        assert_eq!(found, expected);
+
+        let ipv6 = route.addresses(Some(IpFamily::Ipv6)).unwrap();
+        assert_eq!(ipv6.len(), 2);
+        assert!(ipv6.iter().all(|address| address.address.is_ipv6()), "{ipv6:?}");
+    });
+}
+
+#[test]
+fn changes_of_links_and_addresses_are_told() {
+    in_namespace(|| {
+        let mut monitor = RouteMonitor::open().unwrap();
+        run("ip", &["link", "add", "front", "type", "veth", "peer", "name", "back"]);
+        run("ip", &["addr", "add", "192.0.2.7/24", "dev", "front"]);
+        run("ip", &["addr", "del", "192.0.2.7/24", "dev", "front"]);
+        run("ip", &["link", "del", "front"]);
+        let mut seen = Vec::new();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !seen.contains(&"link gone") {
+            let left = deadline.saturating_duration_since(Instant::now());
+            assert!(monitor.wait(left).unwrap(), "only {seen:?} within ten seconds");
+            monitor
+                .read(|notice| match notice {
+                    RouteNotice::Change(RouteChange::LinkPresent(link)) if link.name == "front" => {
+                        seen.push("link");
+                    }
+                    RouteNotice::Change(RouteChange::LinkGone(link)) if link.name == "front" => {
+                        seen.push("link gone");
+                    }
+                    RouteNotice::Change(RouteChange::AddressPresent(found)) => {
+                        assert_eq!(found.address, address("192.0.2.7"));
+                        seen.push("address");
+                    }
+                    RouteNotice::Change(RouteChange::AddressGone(found)) => {
+                        assert_eq!((found.address, found.prefix_length), (address("192.0.2.7"), 24));
+                        seen.push("address gone");
+                    }
+                    RouteNotice::Change(_) => {}
+                    RouteNotice::Missed => panic!("notifications were lost"),
+                })
+                .unwrap();
+        }
+        seen.dedup();
+        assert_eq!(seen, ["link", "address", "address gone", "link gone"]);
+    });
+}
