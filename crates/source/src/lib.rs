@@ -4,6 +4,7 @@
 //! problems with objects (each once), and its own state. Nothing else leaves this crate.
 
 pub mod files;
+pub mod kubernetes;
 mod report;
 mod settle;
 mod sink;

@@ -63,10 +63,10 @@ impl Merged {
                     Entry::Occupied(taken) => problems.push(duplicate(path, &object.key, taken.get().0)),
                 }
             }
-            fresh.extend(self.files_reported.fresh(path.to_owned(), problems));
+            fresh.extend(self.files_reported.fresh(|| path.to_owned(), problems));
         }
         for (key, (_, object)) in &winners {
-            fresh.extend(self.objects_reported.fresh((*key).clone(), object.problems.clone()));
+            fresh.extend(self.objects_reported.fresh(|| (*key).clone(), object.problems.clone()));
         }
         self.objects_reported.list_done();
         self.files_reported.list_done();

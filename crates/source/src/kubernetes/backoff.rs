@@ -1,0 +1,83 @@
+//! How long to wait after a failure: longer each time, never at the same moment as everybody else.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+const FIRST: Duration = Duration::from_millis(800);
+const MOST: Duration = Duration::from_secs(30);
+/// Without a failure for this long, the past is forgotten.
+const FORGET: Duration = Duration::from_secs(120);
+
+/// Counts failures.
+#[derive(Debug, Default)]
+pub(crate) struct Backoff {
+    failures: u32,
+    until: Option<Instant>,
+}
+
+impl Backoff {
+    /// Notes a failure. The wait is between one and two times the step, by `random` in 0..1.
+    pub(crate) fn delay(&mut self, now: Instant, random: f64) -> Duration {
+        if self.until.is_some_and(|until| now.saturating_duration_since(until) >= FORGET) {
+            self.failures = 0;
+        }
+        let step = FIRST.saturating_mul(1u32 << self.failures.min(10)).min(MOST);
+        let delay = step.mul_f64(1.0 + random.clamp(0.0, 1.0));
+        self.failures = self.failures.saturating_add(1);
+        self.until = Some(now + delay);
+        delay
+    }
+
+    /// Failures in a row, as far as they are not forgotten.
+    pub(crate) fn failures(&self, now: Instant) -> u32 {
+        let recent = self.until.is_some_and(|until| now.saturating_duration_since(until) < FORGET);
+        if recent { self.failures } else { 0 }
+    }
+}
+
+/// A random number in 0..1. Only spreads load, so the quality of the standard hasher's seed is plenty.
+pub(crate) fn random() -> f64 {
+    use std::hash::{BuildHasher, RandomState};
+    let bits = u32::try_from(RandomState::new().hash_one(()) >> 32).unwrap_or(0);
+    f64::from(bits) / (f64::from(u32::MAX) + 1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn waits_grow_to_a_limit_and_shrink_after_a_quiet_time() {
+        let mut backoff = Backoff::default();
+        let mut now = Instant::now();
+        let mut waits = Vec::new();
+        for _ in 0..8 {
+            let delay = backoff.delay(now, 0.0);
+            waits.push(delay.as_millis());
+            now += delay;
+        }
+        assert_eq!(waits, [800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000]);
+        assert_eq!(backoff.failures(now), 8);
+        now += FORGET;
+        assert_eq!(backoff.failures(now), 0);
+        assert_eq!(backoff.delay(now, 0.5).as_millis(), 1200);
+    }
+
+    proptest! {
+        #[test]
+        fn never_more_than_a_few_attempts_a_minute(randoms in prop::collection::vec(0.0f64..1.0, 100)) {
+            let start = Instant::now();
+            let (mut backoff, mut now, mut attempts) = (Backoff::default(), start, 0);
+            for random in randoms {
+                now += backoff.delay(now, random);
+                if now < start + Duration::from_secs(60) {
+                    attempts += 1;
+                }
+            }
+            prop_assert!(attempts <= 7);
+            prop_assert!((0.0..1.0).contains(&super::random()));
+        }
+    }
+}

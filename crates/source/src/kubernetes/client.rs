@@ -1,0 +1,312 @@
+//! Requests to the API server: credentials, limits, and errors that say what to do.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER, USER_AGENT};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Limited};
+use kube::client::Body;
+use tokio::time::Instant;
+
+use super::access::{Access, AccessError, Surroundings};
+use super::connect;
+use super::error::{RequestError, chain};
+use super::limiter::Limiter;
+use super::token::TokenFile;
+use crate::wire::{Media, Status, decode_status};
+
+/// Time until the head of an answer must be there; the server itself gives up after as long.
+const ANSWER: Duration = Duration::from_secs(60);
+/// Of an error's text, no more is read.
+const ERROR_TEXT: usize = 64 << 10;
+/// The rate when the configuration says 0.
+const DEFAULT_QPS: f32 = 5.0;
+
+/// How to talk to an API server; the fields are those of `clientConnection` in kube-proxy's configuration.
+#[derive(Debug, Clone)]
+pub struct ClientOptions {
+    /// A kubeconfig file.
+    pub kubeconfig: Option<PathBuf>,
+    /// Replaces the server's address.
+    pub master: Option<String>,
+    /// The media type that is asked for first.
+    pub content_type: String,
+    /// The whole `Accept` header, if not empty.
+    pub accept_content_types: String,
+    /// Requests a second; 0 means 5, below zero means no limit.
+    pub qps: f32,
+    /// Requests at once.
+    pub burst: u32,
+    /// Who is asking.
+    pub user_agent: String,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        ClientOptions {
+            kubeconfig: None,
+            master: None,
+            content_type: Media::Protobuf.as_str().to_owned(),
+            accept_content_types: String::new(),
+            qps: DEFAULT_QPS,
+            burst: 10,
+            user_agent: format!("portwarden/{}", env!("CARGO_PKG_VERSION")),
+        }
+    }
+}
+
+/// One request as it was seen, for metrics.
+#[derive(Debug, Clone, Copy)]
+pub struct Observation<'a> {
+    /// The HTTP method.
+    pub method: &'a str,
+    /// The server's host and port.
+    pub host: &'a str,
+    /// The status code; nothing if there was no answer.
+    pub code: Option<u16>,
+    /// Time from the request to the head of the answer.
+    pub duration: Duration,
+    /// Time that the limit of requests a second cost before.
+    pub limited: Duration,
+    /// Bytes of the request's body.
+    pub request_size: usize,
+}
+
+/// Takes observations.
+pub type Observer = Arc<dyn Fn(&Observation<'_>) + Send + Sync>;
+
+/// A connection to an API server. Cheap to clone; all clones share connection, credentials and limits.
+#[derive(Clone)]
+pub struct Client {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    options: ClientOptions,
+    accept: HeaderValue,
+    user_agent: HeaderValue,
+    limiter: Limiter,
+    observer: Option<Observer>,
+    connection: Mutex<Slot>,
+    /// Held while a connection is rebuilt, so that a plugin runs once and not once for every watch.
+    rebuilding: tokio::sync::Mutex<()>,
+}
+
+/// The connection, and whether it should be replaced before it is used again.
+struct Slot {
+    connection: Arc<Connection>,
+    stale: bool,
+}
+
+struct Connection {
+    http: kube::Client,
+    server: String,
+    host: String,
+    identity: String,
+    trust: String,
+    token: Option<TokenFile>,
+}
+
+/// A request.
+#[derive(Debug)]
+pub(crate) struct Call<'a> {
+    pub(crate) method: Method,
+    pub(crate) path_and_query: &'a str,
+    pub(crate) content_type: Option<&'static str>,
+    pub(crate) body: Bytes,
+}
+
+impl<'a> Call<'a> {
+    pub(crate) fn get(path_and_query: &'a str) -> Self {
+        Call { method: Method::GET, path_and_query, content_type: None, body: Bytes::new() }
+    }
+}
+
+impl Client {
+    /// Reads kubeconfig or service account. Connects to nothing yet, but may run a credential plugin.
+    pub async fn new(options: ClientOptions, observer: Option<Observer>) -> Result<Client, AccessError> {
+        let connection = Connection::build(&options).await?;
+        let wrong = |text: &str, what| AccessError::Address { text: text.to_owned(), what };
+        let accept = accept(&options);
+        let accept = HeaderValue::from_str(&accept).map_err(|_| wrong(&accept, "a media type"))?;
+        let user_agent = HeaderValue::from_str(&options.user_agent)
+            .map_err(|_| wrong(&options.user_agent, "a user agent"))?;
+        let qps = if options.qps == 0.0 { DEFAULT_QPS } else { options.qps };
+        let limiter = Limiter::new(qps, options.burst);
+        let connection = Mutex::new(Slot { connection: Arc::new(connection), stale: false });
+        let shared = Shared {
+            options,
+            accept,
+            user_agent,
+            limiter,
+            observer,
+            connection,
+            rebuilding: tokio::sync::Mutex::default(),
+        };
+        Ok(Client { shared: Arc::new(shared) })
+    }
+
+    /// The server's address.
+    pub fn server(&self) -> String {
+        self.slot(|slot| slot.connection.server.clone())
+    }
+
+    /// Who we say we are.
+    pub fn identity(&self) -> String {
+        self.slot(|slot| slot.connection.identity.clone())
+    }
+
+    /// Sends a request; an answer that is not a success becomes an error.
+    pub(crate) async fn send(&self, call: Call<'_>) -> Result<Response<Body>, RequestError> {
+        let limited = self.shared.limiter.turn().await;
+        let result = self.attempt(call, limited).await;
+        if let Err(error) = &result
+            && error.needs_new_access()
+        {
+            self.slot(|slot| slot.stale = true);
+        }
+        result
+    }
+
+    async fn attempt(&self, call: Call<'_>, limited: Duration) -> Result<Response<Body>, RequestError> {
+        let connection = self.connection().await?;
+        let path = call.path_and_query.split('?').next().unwrap_or_default().to_owned();
+        let (method, request_size) = (call.method.clone(), call.body.len());
+        let request = self.request(call, &connection)?;
+        let start = Instant::now();
+        let answer = tokio::time::timeout(ANSWER, connection.http.send(request)).await;
+        if let Some(observer) = &self.shared.observer {
+            let code = answer.as_ref().ok().and_then(|answer| answer.as_ref().ok());
+            observer(&Observation {
+                method: method.as_str(),
+                host: &connection.host,
+                code: code.map(|answer| answer.status().as_u16()),
+                duration: start.elapsed(),
+                limited,
+                request_size,
+            });
+        }
+        match answer {
+            Err(_) => Err(RequestError::Timeout { server: connection.server.clone(), after: ANSWER }),
+            Ok(Err(error)) => {
+                Err(RequestError::from_transport(&error, &connection.server, &connection.trust))
+            }
+            Ok(Ok(answer)) if answer.status().is_success() => Ok(answer),
+            Ok(Ok(answer)) => Err(connection.refusal(answer, &path).await),
+        }
+    }
+
+    fn request(&self, call: Call<'_>, connection: &Connection) -> Result<Request<Body>, RequestError> {
+        let mut request = Request::builder()
+            .method(call.method)
+            .uri(call.path_and_query)
+            .header(ACCEPT, self.shared.accept.clone())
+            .header(USER_AGENT, self.shared.user_agent.clone());
+        if let Some(content_type) = call.content_type {
+            request = request.header(CONTENT_TYPE, content_type);
+        }
+        if let Some(token) = &connection.token {
+            request = request.header(AUTHORIZATION, token.header()?);
+        }
+        request.body(Body::from(call.body)).map_err(|error| RequestError::Broken(error.to_string()))
+    }
+
+    /// The connection, rebuilt if the last one was refused: files may have been rotated since.
+    async fn connection(&self) -> Result<Arc<Connection>, RequestError> {
+        let current = || self.slot(|slot| (!slot.stale).then(|| slot.connection.clone()));
+        if let Some(connection) = current() {
+            return Ok(connection);
+        }
+        let _guard = self.shared.rebuilding.lock().await;
+        if let Some(connection) = current() {
+            return Ok(connection);
+        }
+        let fresh = Connection::build(&self.shared.options).await;
+        let fresh = Arc::new(fresh.map_err(|error| RequestError::Credentials(chain(&error)))?);
+        self.slot(|slot| *slot = Slot { connection: fresh.clone(), stale: false });
+        Ok(fresh)
+    }
+
+    fn slot<T>(&self, with: impl FnOnce(&mut Slot) -> T) -> T {
+        with(&mut self.shared.connection.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("server", &self.server()).finish_non_exhaustive()
+    }
+}
+
+impl Connection {
+    async fn build(options: &ClientOptions) -> Result<Connection, AccessError> {
+        let options = options.clone();
+        let build = move || {
+            let master = options.master.as_deref().filter(|master| !master.is_empty());
+            let kubeconfig = options.kubeconfig.as_deref().filter(|path| !path.as_os_str().is_empty());
+            let access = Access::load(kubeconfig, master, &Surroundings::of_process())?;
+            let http = connect::client(&access)?;
+            let url = &access.config.cluster_url;
+            Ok(Connection {
+                http,
+                server: url.to_string().trim_end_matches('/').to_owned(),
+                host: url.authority().map(ToString::to_string).unwrap_or_default(),
+                identity: access.identity,
+                trust: access.trust,
+                token: access.token_file.map(TokenFile::new),
+            })
+        };
+        // Plugins are run and files are read: not on the thread that serves everything else.
+        let built = tokio::task::spawn_blocking(build).await;
+        built.unwrap_or_else(|error| Err(AccessError::Interrupted(error.to_string())))
+    }
+
+    /// Reads why a request was refused.
+    async fn refusal(&self, answer: Response<Body>, path: &str) -> RequestError {
+        let (head, body) = answer.into_parts();
+        if head.status == StatusCode::UNAUTHORIZED {
+            return RequestError::Unauthorized {
+                server: self.server.clone(),
+                identity: self.identity.clone(),
+            };
+        }
+        let header = |name| head.headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+        let retry_after =
+            header(RETRY_AFTER).and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
+        let media = header(CONTENT_TYPE).and_then(Media::parse);
+        let text = tokio::time::timeout(ANSWER, Limited::new(body, ERROR_TEXT).collect()).await;
+        let text = text.ok().and_then(Result::ok).map(|text| text.to_bytes()).unwrap_or_default();
+        let status = media
+            .and_then(|media| decode_status(media, &text))
+            .unwrap_or_else(|| Status { message: first_line(&text, head.status), ..Status::default() });
+        let status = Status { code: i32::from(head.status.as_u16()), ..status };
+        RequestError::from_status(&status, path, retry_after)
+    }
+}
+
+fn first_line(text: &[u8], status: StatusCode) -> String {
+    let text = String::from_utf8_lossy(text);
+    let line: String = text.lines().next().unwrap_or_default().chars().take(200).collect();
+    if line.trim().is_empty() { status.canonical_reason().unwrap_or_default().to_owned() } else { line }
+}
+
+/// What we ask for: the configured type, and whatever the server prefers if it has not got that.
+fn accept(options: &ClientOptions) -> String {
+    if !options.accept_content_types.is_empty() {
+        return options.accept_content_types.clone();
+    }
+    match options.content_type.as_str() {
+        "" => format!("{}, */*", Media::Json.as_str()),
+        first => format!("{first}, */*"),
+    }
+}
+
+/// The media type of an answer.
+pub(crate) fn media_of(answer: &Response<Body>) -> Result<Media, RequestError> {
+    let header = answer.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    Media::parse(header).ok_or_else(|| RequestError::OtherMedia(header.to_owned()))
+}

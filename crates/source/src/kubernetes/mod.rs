@@ -1,0 +1,63 @@
+//! A Kubernetes API server as the source of objects.
+//!
+//! | file | what |
+//! |---|---|
+//! | `access.rs` | kubeconfig, service account, address: where, whom to trust, who we are |
+//! | `token.rs` | a token in a file, read again when it is rotated |
+//! | `connect.rs` | TLS, HTTP/2 with pings, proxies |
+//! | `client.rs`, `limiter.rs`, `error.rs` | requests, their rate, and what can go wrong with them |
+//! | `resource.rs` | what is asked for, with which selectors |
+//! | `list.rs`, `watch.rs` | one page of a list, one watch |
+//! | `intake.rs` | decoded objects to events and problems |
+//! | `reflector.rs`, `backoff.rs` | one kind of object, followed through every failure |
+
+mod access;
+mod backoff;
+mod client;
+mod connect;
+mod error;
+mod intake;
+mod limiter;
+mod list;
+mod reflector;
+mod resource;
+mod token;
+mod watch;
+
+use portwarden_model::manifest;
+
+pub use access::AccessError;
+pub use client::{Client, ClientOptions, Observation, Observer};
+pub use error::RequestError;
+pub use token::TokenError;
+
+use crate::sink::Sink;
+use reflector::Reflector;
+
+/// The source that lists and watches an API server.
+#[derive(Debug)]
+pub struct Kubernetes {
+    client: Client,
+    node_name: String,
+}
+
+impl Kubernetes {
+    /// Services, EndpointSlices and ServiceCIDRs of the cluster, and the Node of this name.
+    pub fn new(client: Client, node_name: impl Into<String>) -> Self {
+        Kubernetes { client, node_name: node_name.into() }
+    }
+
+    /// Tells all objects and then every change, until nobody listens any more.
+    ///
+    /// Nothing that an API server does ends this: what fails is told as the source's state and tried again. What was told once
+    /// stays true until the server says otherwise.
+    pub async fn run(self, sink: Sink) {
+        let Kubernetes { client, node_name } = self;
+        tokio::join!(
+            Reflector::<manifest::Service>::new(client.clone(), &node_name, sink.clone()).run(),
+            Reflector::<manifest::EndpointSlice>::new(client.clone(), &node_name, sink.clone()).run(),
+            Reflector::<manifest::Node>::new(client.clone(), &node_name, sink.clone()).run(),
+            Reflector::<manifest::ServiceCidr>::new(client, &node_name, sink).run(),
+        );
+    }
+}
