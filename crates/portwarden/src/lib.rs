@@ -1,4 +1,20 @@
-//! The binary as a library.
+//! The binary as a library, so that tests build the same parts as `main` does.
+//!
+//! ```text
+//! arguments, file ──> config ──> app ──> source ──> engine ──> dataplanes
+//!                                 └────> servers: health, status
+//! ```
 
+pub mod app;
+pub mod command;
 pub mod config;
+pub mod engine;
+pub mod events;
 pub mod flags;
+pub mod health;
+pub mod host;
+pub mod http;
+pub mod logging;
+pub mod metrics;
+pub mod status;
+pub mod version;

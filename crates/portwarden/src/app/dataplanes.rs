@@ -1,0 +1,126 @@
+//! From a mode to its dataplanes, and away from all others.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use portwarden_iptables::{IptablesDataplane, Programs, Variant};
+use portwarden_model::{Dataplane, Family, PerFamily};
+use portwarden_nftables::Nftables;
+use tracing::{debug, info};
+
+use crate::config::{Mode, Settled};
+use crate::host::{FamilySupport, has_ipv6};
+
+/// Finds out which families can be served in a mode.
+pub(super) fn families(mode: Mode) -> anyhow::Result<FamilySupport> {
+    let works = |family| match mode {
+        Mode::Nftables => true,
+        Mode::Iptables | Mode::Ipvs => match Programs::new(family, Variant::FromPath).check() {
+            Ok(()) => true,
+            Err(error) => {
+                info!(ipFamily = %family, err = crate::logging::chain(&error), "No iptables support for family");
+                false
+            }
+        },
+    };
+    let support = FamilySupport(PerFamily {
+        v4: works(Family::V4),
+        v6: has_ipv6(Path::new("/proc")) && works(Family::V6),
+    });
+    match support.families().as_slice() {
+        [] => bail!(
+            "{} is not available on this host: neither IPv4 nor IPv6 rules can be written",
+            mode.as_str()
+        ),
+        [only] => info!(ipFamily = %only, "kube-proxy running in single-stack mode"),
+        _ => info!("kube-proxy running in dual-stack mode"),
+    }
+    Ok(support)
+}
+
+/// Makes the dataplanes of a mode. Nothing is written to the kernel yet.
+pub(super) fn build(settled: &Settled, support: FamilySupport) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {
+    info!("Using {} Proxier", settled.mode.as_str());
+    support.families().into_iter().map(|family| build_one(settled, family)).collect()
+}
+
+fn build_one(settled: &Settled, family: Family) -> anyhow::Result<Box<dyn Dataplane>> {
+    let failed = || format!("cannot create the {} proxier for {family}", settled.mode.as_str());
+    match settled.mode {
+        Mode::Nftables => {
+            let options = portwarden_nftables::Options { masquerade_bit: settled.masquerade.bit };
+            Ok(Box::new(Nftables::new(family, options).with_context(failed)?))
+        }
+        Mode::Iptables => {
+            let options = portwarden_iptables::Options {
+                masquerade_bit: settled.masquerade.bit.into(),
+                localhost_node_ports: settled.localhost_node_ports,
+                sync_period: settled.pacing.sync_period,
+                variant: Variant::FromPath,
+            };
+            Ok(Box::new(IptablesDataplane::new(family, options).with_context(failed)?))
+        }
+        Mode::Ipvs => bail!("mode ipvs is not built in; use --proxy-mode=nftables, which takes its place"),
+    }
+}
+
+/// Something of ours or kube-proxy's that a mode may have left in the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leftover {
+    Nftables(Family),
+    Iptables(Family, Variant),
+}
+
+/// Removes what all modes but this one may have left behind. Goes on after failures and returns all of them.
+pub fn clean_up(except: Option<Mode>) -> Vec<anyhow::Error> {
+    leftovers(except).into_iter().filter_map(|leftover| remove(leftover).err()).collect()
+}
+
+fn leftovers(except: Option<Mode>) -> Vec<Leftover> {
+    let mut all = Vec::new();
+    for family in Family::BOTH {
+        if except != Some(Mode::Nftables) {
+            all.push(Leftover::Nftables(family));
+        }
+        // Both implementations of iptables can hold rules at once; of our own mode only the other one is a leftover.
+        let own = (except == Some(Mode::Iptables)).then(|| variant_in_path(family)).flatten();
+        for variant in [Variant::Nft, Variant::Legacy] {
+            let in_use = variant != Variant::Legacy || legacy_tables(family);
+            if in_use && own != Some(variant) && (except != Some(Mode::Iptables) || own.is_some()) {
+                all.push(Leftover::Iptables(family, variant));
+            }
+        }
+    }
+    all
+}
+
+fn remove(leftover: Leftover) -> anyhow::Result<()> {
+    match leftover {
+        Leftover::Nftables(family) => {
+            let found = portwarden_nftables::cleanup(family)
+                .with_context(|| format!("nftables rules for {family}"))?;
+            debug!(ipFamily = %family, found, "Looked for nftables leftovers");
+        }
+        Leftover::Iptables(family, variant) => {
+            portwarden_iptables::cleanup(family, variant)
+                .with_context(|| format!("iptables rules for {family} ({variant:?})"))?;
+            debug!(ipFamily = %family, ?variant, "Looked for iptables leftovers");
+        }
+    }
+    Ok(())
+}
+
+fn variant_in_path(family: Family) -> Option<Variant> {
+    let version = Programs::new(family, Variant::FromPath).version().ok()?;
+    Some(if version.contains("nf_tables") { Variant::Nft } else { Variant::Legacy })
+}
+
+/// Whether the kernel has tables of the old iptables. Asking the program itself would create them.
+fn legacy_tables(family: Family) -> bool {
+    let path = match family {
+        Family::V4 => "/proc/net/ip_tables_names",
+        Family::V6 => "/proc/net/ip6_tables_names",
+    };
+    fs::read_to_string(path).is_ok_and(|names| !names.trim().is_empty())
+}

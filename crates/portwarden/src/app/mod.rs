@@ -1,0 +1,274 @@
+//! All parts together: built in one place, run, changed while they run, and stopped.
+//!
+//! | file | what |
+//! |---|---|
+//! | `dataplanes.rs` | from a mode to its dataplanes, and away from all others |
+//! | `source.rs` | where objects come from |
+//! | `servers.rs` | the health and metrics servers |
+//! | `notices.rs` | what the engine noticed, told as Events |
+//! | `config_file.rs`, `reload.rs` | a changed configuration file and what it means |
+//! | `signals.rs` | SIGTERM, SIGINT, SIGHUP |
+
+mod config_file;
+mod dataplanes;
+mod notices;
+mod reload;
+mod servers;
+mod signals;
+mod source;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use portwarden_model::PacerConfig;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tracing::{error, info, warn};
+
+use crate::config::{Mode, Settled, Source};
+use crate::engine::{
+    self, Engine, EngineError, Handle, Message, Moment, NodeWait, Outlets, Parts, Published, Retire,
+};
+use crate::events::{Event, Events};
+use crate::flags::{Flags, Program};
+use crate::health::{ServicePorts, ServicePortsContext, SharedHealth};
+use crate::host::{self, FamilySupport, HostAddresses, Kernel};
+use crate::logging::{Logs, chain};
+use crate::metrics::Metrics;
+
+pub use dataplanes::clean_up;
+pub use signals::{Signal, Signals};
+
+use config_file::ConfigFile;
+use servers::Servers;
+use source::RunningSource;
+
+/// How long a sync that is under way may take when the process is to stop.
+const LAST_SYNC: Duration = Duration::from_secs(5);
+
+/// What the process was asked to do.
+#[derive(Debug)]
+pub struct Order {
+    /// Under which name it was called.
+    pub program: Program,
+    /// The flags that were given.
+    pub flags: Flags,
+    /// What follows from flags and file.
+    pub settled: Settled,
+    /// The version to show.
+    pub version: String,
+}
+
+/// The running process.
+pub struct App {
+    order: Order,
+    node: String,
+    families: FamilySupport,
+    started: Moment,
+    engine: Handle,
+    engine_ended: oneshot::Receiver<Result<(), EngineError>>,
+    source: RunningSource,
+    servers: Servers,
+    health: SharedHealth,
+    metrics: Metrics,
+    events: Events,
+    logs: Arc<Logs>,
+    _tasks: JoinSet<()>,
+}
+
+impl App {
+    /// Builds and starts everything. Must run inside a runtime.
+    pub fn start(order: Order, logs: Arc<Logs>) -> anyhow::Result<App> {
+        let started = Moment::now();
+        let settled = &order.settled;
+        let node = host::node_name(settled.hostname_override.as_deref())?;
+        let metrics = Metrics::new(&crate::version::build_info(&order.version))?;
+        metrics.feature_gates(settled.gates.iter().map(|(gate, on)| (gate.name, gate.stage.label(), on)))?;
+        prepare_host(settled)?;
+        set_oom_score(settled);
+        let families = dataplanes::families(settled.mode)?;
+        let health = SharedHealth::new(settled.pacing.sync_period);
+        let (events, events_out) = Events::new(1000);
+        let (published, outlets) = Published::new(1000);
+        let (engine, engine_ended) = start_engine(Parts {
+            settings: settled.model_settings(&node, started.wall),
+            dataplanes: dataplanes::build(settled, families)?,
+            pacing: pacing(settled),
+            node_wait: node_wait(settled),
+            retire: Some(retire_others(settled.mode)),
+            flows: Box::new(NoFlows),
+            health: health.clone(),
+            metrics: metrics.clone(),
+            published,
+            clock: Box::new(Moment::now),
+        })?;
+        let servers = Servers::start(&order, &health, &metrics, &logs)?;
+        let source = RunningSource::start(settled, &node, &engine)?;
+        let mut tasks = JoinSet::new();
+        start_followers(&mut tasks, outlets, &node, &health, &metrics, &events);
+        tasks.spawn(source::deliver(events_out));
+        events.emit(Event::started());
+        Ok(App {
+            order,
+            node,
+            families,
+            started,
+            engine,
+            engine_ended,
+            source,
+            servers,
+            health,
+            metrics,
+            events,
+            logs,
+            _tasks: tasks,
+        })
+    }
+
+    /// Where the health and the metrics server listen, as far as they do.
+    pub fn bound(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
+        self.servers.bound()
+    }
+
+    /// The way into the engine.
+    pub fn engine(&self) -> &Handle {
+        &self.engine
+    }
+
+    /// Runs until a signal asks for the end, or something that everything depends on has failed.
+    pub async fn run(mut self, signals: &mut Signals) -> anyhow::Result<()> {
+        let mut file = ConfigFile::follow(self.order.flags.config_file());
+        loop {
+            tokio::select! {
+                signal = signals.next() => match signal {
+                    Signal::Reload => self.reload(),
+                    other => {
+                        info!(signal = ?other, "Stopping; the rules stay in place");
+                        return self.stop().await;
+                    }
+                },
+                () = file.changed() => self.reload(),
+                ended = &mut self.engine_ended => {
+                    ended.context("the engine's thread ended without a word")?.context("the engine gave up")?;
+                    bail!("the engine ended by itself");
+                }
+                () = self.source.ended() => bail!("the source of objects ended by itself"),
+            }
+        }
+    }
+
+    async fn stop(self) -> anyhow::Result<()> {
+        self.engine.send(Message::Stop);
+        if tokio::time::timeout(LAST_SYNC, self.engine_ended).await.is_err() {
+            warn!("A sync is still under way; the kernel finishes it or drops it whole");
+        }
+        Ok(())
+    }
+}
+
+/// Makes the kernel's settings. What cannot be set is told loudly; only an operator who asked for it gets an error.
+pub fn prepare_host(settled: &Settled) -> anyhow::Result<()> {
+    let failures = Kernel::default().set_conntrack(&settled.conntrack);
+    for failure in &failures {
+        error!(err = chain(failure), fatal = settled.sysctl_hard_fail, "Cannot set a conntrack parameter");
+    }
+    match failures.into_iter().next().filter(|_| settled.sysctl_hard_fail) {
+        Some(first) => Err(first).context("could not set conntrack parameters from kube-proxy configuration"),
+        None => Ok(()),
+    }
+}
+
+/// `--init-only`: what needs privileges, and nothing that stays.
+pub fn prepare_only(settled: &Settled) -> anyhow::Result<()> {
+    prepare_host(settled)?;
+    for dataplane in dataplanes::build(settled, dataplanes::families(settled.mode)?)? {
+        info!(ipFamily = %dataplane.family(), "System initialized and --init-only specified");
+    }
+    if settled.mode == Mode::Iptables && settled.localhost_node_ports {
+        portwarden_iptables::allow_localhost_node_ports()?;
+    }
+    Ok(())
+}
+
+fn set_oom_score(settled: &Settled) {
+    if let Err(error) = host::set_oom_score(Path::new("/proc"), settled.oom_score_adj) {
+        info!(err = %error, score = settled.oom_score_adj, "Cannot set the out-of-memory score");
+    }
+}
+
+fn pacing(settled: &Settled) -> PacerConfig {
+    PacerConfig {
+        min_interval: settled.fixed_min_sync_period().unwrap_or_default(),
+        sync_period: settled.pacing.sync_period,
+        ..PacerConfig::default()
+    }
+}
+
+fn node_wait(settled: &Settled) -> NodeWait {
+    match settled.source {
+        Source::Manifests(_) => NodeWait::NONE,
+        Source::Api(_) => NodeWait::FOR_API_SERVER,
+    }
+}
+
+/// Removes what other modes, and kube-proxy in other modes, left behind. Ours is in force by then, so no connection is lost.
+fn retire_others(mode: Mode) -> Retire {
+    Box::new(move || {
+        for error in clean_up(Some(mode)) {
+            warn!(err = format!("{error:#}"), "Cannot remove what another proxy mode left behind");
+        }
+    })
+}
+
+/// Starts the engine on a thread of its own.
+fn start_engine(parts: Parts) -> anyhow::Result<(Handle, oneshot::Receiver<Result<(), EngineError>>)> {
+    let (handle, inbox) = engine::inbox().context("cannot make the engine's inbox")?;
+    let (ended, ended_out) = oneshot::channel();
+    let work = move || {
+        let mut engine = Engine::new(parts);
+        match HostAddresses::list() {
+            Ok(addresses) => engine.apply(vec![addresses]),
+            Err(error) => error!(err = chain(&error), "Cannot list this host's addresses"),
+        }
+        let _ = ended.send(engine::run(engine, &inbox, None));
+    };
+    thread::Builder::new()
+        .name("engine".to_owned())
+        .spawn(work)
+        .context("cannot start the engine's thread")?;
+    Ok((handle, ended_out))
+}
+
+/// Starts what follows the engine's findings.
+fn start_followers(
+    tasks: &mut JoinSet<()>,
+    outlets: Outlets,
+    node: &str,
+    health: &SharedHealth,
+    metrics: &Metrics,
+    events: &Events,
+) {
+    let context = ServicePortsContext {
+        health: health.clone(),
+        events: events.clone(),
+        node: node.to_owned(),
+        turned_away: metrics.own.refused_connections.with_label_values(&["service health"]),
+    };
+    tasks.spawn(ServicePorts::new(context).follow(outlets.health_checks));
+    tasks.spawn(notices::forward(outlets.notices, events.clone()));
+}
+
+struct NoFlows;
+impl engine::Flows for NoFlows {
+    fn clean(
+        &mut self,
+        _: &portwarden_model::Desired,
+        _: &std::collections::BTreeSet<portwarden_model::GoneFrontend>,
+    ) -> Result<usize, portwarden_model::SyncError> {
+        Ok(0)
+    }
+}

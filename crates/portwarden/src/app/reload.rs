@@ -1,0 +1,100 @@
+//! A changed configuration, applied to the running process.
+
+use anyhow::Context;
+use tracing::{error, info, warn};
+
+use super::{App, RunningSource, dataplanes, pacing, prepare_host, retire_others, set_oom_score};
+use crate::config::{self, Part, Plan, Settled, reload_plan};
+use crate::engine::{Message, Reconfiguration, Replacement};
+use crate::events::Event;
+use crate::logging::chain;
+
+impl App {
+    /// Reads the configuration again. A good one is applied; a bad one is told, and the present one stays.
+    pub(super) fn reload(&mut self) {
+        let outcome = match config::load(self.order.program, &self.order.flags, |path| std::fs::read(path)) {
+            Ok(loaded) => {
+                let plan = reload_plan(&self.order.settled, &loaded.settled);
+                for change in &plan.changes {
+                    info!(%change, "The configuration changes");
+                }
+                if plan.is_empty() {
+                    info!("The configuration was read again; nothing in it has an effect");
+                    self.order.settled = loaded.settled;
+                    return self.count_reload("unchanged");
+                }
+                self.apply(loaded.settled, &plan)
+            }
+            Err(error) => Err(error.into()),
+        };
+        match outcome {
+            Ok(()) => {
+                info!("The new configuration is in force");
+                self.count_reload("applied");
+            }
+            Err(error) => {
+                let note = format!("{error:#}");
+                error!(err = note, "The new configuration cannot be used; the present one stays in force");
+                self.events.emit(Event::node_warning("InvalidConfiguration", note));
+                self.count_reload("rejected");
+            }
+        }
+    }
+
+    /// Applies what differs. What can fail comes first, so that a failure leaves everything as it was.
+    fn apply(&mut self, settled: Settled, plan: &Plan) -> anyhow::Result<()> {
+        let (restarts, live) = (plan.restarts(), plan.live());
+        let dataplanes =
+            restarts.contains(&Part::Dataplane).then(|| self.replacement(&settled)).transpose()?;
+        if restarts.contains(&Part::Source) {
+            self.source = RunningSource::start(&settled, &self.node, &self.engine)
+                .context("cannot start the source of objects anew")?;
+        }
+        self.engine.send(Message::Reconfigure(Box::new(Reconfiguration {
+            settings: settled.model_settings(&self.node, self.started.wall),
+            pacing: pacing(&settled),
+            dataplanes,
+        })));
+        self.health.set_sync_period(settled.pacing.sync_period);
+        self.logs.apply(&settled.logging);
+        if live.contains(&Part::Kernel)
+            && let Err(error) = prepare_host(&settled)
+        {
+            warn!(err = format!("{error:#}"), "Some of the kernel's settings stay as they were");
+        }
+        if live.contains(&Part::Process) {
+            set_oom_score(&settled);
+        }
+        self.servers.show(&settled);
+        let restarted = [
+            (
+                Part::HealthServer,
+                restarts.contains(&Part::HealthServer).then(|| self.servers.restart_health(&settled)),
+            ),
+            (
+                Part::MetricsServer,
+                restarts.contains(&Part::MetricsServer).then(|| self.servers.restart_status(&settled)),
+            ),
+        ];
+        for (part, result) in restarted {
+            if let Some(Err(error)) = result {
+                error!(?part, err = chain(&error), "A server has lost its address");
+            }
+        }
+        self.order.settled = settled;
+        Ok(())
+    }
+
+    /// The dataplanes of another mode, or of the same one with other options.
+    fn replacement(&mut self, settled: &Settled) -> anyhow::Result<Replacement> {
+        let families = dataplanes::families(settled.mode)?;
+        let dataplanes = dataplanes::build(settled, families)?;
+        self.families = families;
+        let other_mode = settled.mode != self.order.settled.mode;
+        Ok(Replacement { dataplanes, retire: other_mode.then(|| retire_others(settled.mode)) })
+    }
+
+    fn count_reload(&self, result: &str) {
+        self.metrics.own.reloads.with_label_values(&[result]).inc();
+    }
+}

@@ -1,0 +1,95 @@
+//! The health and metrics servers.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::Order;
+use crate::config::gates::Feature;
+use crate::config::{Settled, to_configz};
+use crate::health::{self, SharedHealth};
+use crate::http::{BindError, Limits, Plan, Server};
+use crate::logging::Logs;
+use crate::metrics::Metrics;
+use crate::status::{Identity, Pages, Shown};
+
+/// The running servers.
+pub(super) struct Servers {
+    health: SharedHealth,
+    metrics: Metrics,
+    pages: Pages,
+    healthz: Option<Server>,
+    status: Option<Server>,
+}
+
+impl Servers {
+    /// Starts both.
+    pub(super) fn start(
+        order: &Order,
+        health: &SharedHealth,
+        metrics: &Metrics,
+        logs: &Arc<Logs>,
+    ) -> Result<Self, BindError> {
+        let identity = Identity {
+            component: "kube-proxy",
+            version: order.version.clone(),
+            flags: order.flags.listing(order.program),
+            started: crate::metrics::process_start_time(),
+        };
+        let pages = Pages::new(identity, shown(&order.settled), metrics.clone(), logs.verbosity.clone());
+        let mut servers =
+            Servers { health: health.clone(), metrics: metrics.clone(), pages, healthz: None, status: None };
+        servers.restart_health(&order.settled)?;
+        servers.restart_status(&order.settled)?;
+        Ok(servers)
+    }
+
+    /// Where both listen, as far as they do.
+    pub(super) fn bound(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
+        let bound = |server: &Option<Server>| server.as_ref().and_then(Server::bound);
+        (bound(&self.healthz), bound(&self.status))
+    }
+
+    /// Shows another configuration.
+    pub(super) fn show(&self, settled: &Settled) {
+        self.pages.show(shown(settled));
+    }
+
+    /// Starts the health server anew, perhaps elsewhere, perhaps not at all. The old one ends first: both may want the same port.
+    pub(super) fn restart_health(&mut self, settled: &Settled) -> Result<(), BindError> {
+        self.healthz = None;
+        let Some(address) = settled.servers.healthz else { return Ok(()) };
+        let handler = health::handler(self.health.clone(), self.metrics.health.clone());
+        self.healthz = Some(self.server("healthz", address, settled.servers.hard_fail, handler)?);
+        Ok(())
+    }
+
+    /// Starts the metrics server anew.
+    pub(super) fn restart_status(&mut self, settled: &Settled) -> Result<(), BindError> {
+        self.status = None;
+        let address = settled.servers.metrics;
+        self.status =
+            Some(self.server("metrics", address, settled.servers.hard_fail, self.pages.handler())?);
+        Ok(())
+    }
+
+    fn server(
+        &self,
+        name: &'static str,
+        address: SocketAddr,
+        hard_fail: bool,
+        handler: crate::http::Handler,
+    ) -> Result<Server, BindError> {
+        let turned_away = self.metrics.own.refused_connections.with_label_values(&[name]);
+        Server::start(Plan { name, address, hard_fail, limits: Limits::default(), turned_away, handler })
+    }
+}
+
+fn shown(settled: &Settled) -> Shown {
+    Shown {
+        mode: settled.mode.as_str(),
+        configz: to_configz(&settled.document),
+        profiling: settled.servers.profiling,
+        flagz: settled.gates.enabled(Feature::ComponentFlagz),
+        statusz: settled.gates.enabled(Feature::ComponentStatusz),
+    }
+}

@@ -1,0 +1,117 @@
+//! The command line: parse, build, run, report. The exit status is chosen here.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use tracing::{error, info, warn};
+
+use crate::app::{self, App, Order, Signals};
+use crate::config::{self, Notice, Settlement};
+use crate::flags::{self, Action, Flags, Invocation, Program};
+use crate::logging::{Logs, end_on_panic};
+
+/// Runs the program with the arguments after its name.
+pub fn main(called_as: &str, arguments: &[String]) -> ExitCode {
+    let program = Program::from_path(called_as);
+    let parsed = match flags::parse(program, arguments) {
+        Ok(parsed) => parsed,
+        Err(error) => {
+            if error.wants_usage() {
+                eprint!("{}", flags::usage(program));
+            }
+            eprintln!("Error: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    for line in &parsed.deprecations {
+        eprintln!("{line}");
+    }
+    match parsed.invocation {
+        Invocation::Print(text) => {
+            println!("{text}");
+            ExitCode::SUCCESS
+        }
+        Invocation::Run(flags) => match carry_out(program, *flags) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                error!(err = format!("{error:#}"), "command failed");
+                ExitCode::FAILURE
+            }
+        },
+    }
+}
+
+fn carry_out(program: Program, flags: Flags) -> anyhow::Result<()> {
+    let loaded = config::load(program, &flags, |path| std::fs::read(path));
+    let logs = match &loaded {
+        Ok(loaded) => Logs::new(&loaded.settled.logging),
+        // Without a configuration, the plainest form of logs is good enough to say why.
+        Err(_) => Arc::default(),
+    };
+    logs.start();
+    let Settlement { settled, notices } = loaded?;
+    notices.iter().for_each(tell);
+    if settled.logging.verbosity >= 1 {
+        for (name, value) in flags.listing(program) {
+            info!("FLAG: --{name}={value:?}");
+        }
+    }
+    match flags.action() {
+        Action::WriteConfig(path) => {
+            std::fs::write(&path, config::to_yaml(&settled.document))
+                .with_context(|| format!("cannot write the configuration to {path:?}"))?;
+            info!(file = path, "Wrote configuration");
+            Ok(())
+        }
+        Action::Cleanup => clean_up(),
+        Action::InitOnly => app::prepare_only(&settled),
+        Action::Run => {
+            let version = flags::reported_version(flags.version.as_ref()).to_owned();
+            run(Order { program, flags, settled, version }, logs)
+        }
+    }
+}
+
+fn run(order: Order, logs: Arc<Logs>) -> anyhow::Result<()> {
+    end_on_panic();
+    info!(version = order.version, portwarden = crate::version::OWN, "Version info");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime for watches and servers")?;
+    let result = runtime.block_on(async {
+        // Before anything else: a signal that comes during the start must not be lost, nor end a PID 1 silently.
+        let mut signals = Signals::new().context("cannot listen to signals")?;
+        let app = App::start(order, logs)?;
+        let (healthz, metrics) = app.bound();
+        info!(healthz = ?healthz, metrics = ?metrics, "Started");
+        app.run(&mut signals).await
+    });
+    // Nothing that still runs in the background may hold up the end.
+    runtime.shutdown_background();
+    result
+}
+
+fn clean_up() -> anyhow::Result<()> {
+    let failures = app::clean_up(None);
+    for failure in &failures {
+        error!(err = format!("{failure:#}"), "Cannot remove rules");
+    }
+    match failures.len() {
+        0 => Ok(()),
+        count => anyhow::bail!(
+            "encountered an error while tearing down rules: {count} of the steps failed, see above"
+        ),
+    }
+}
+
+fn tell(notice: &Notice) {
+    match notice {
+        Notice::LenientDecoding(_) => info!("{notice}"),
+        Notice::FlagsIgnored(_) | Notice::Gate(_) => warn!("{notice}"),
+        Notice::ModeDefaulted | Notice::IpvsDeprecated => {
+            error!(err = %notice, "Kube-proxy configuration may be incomplete or incorrect");
+        }
+    }
+}

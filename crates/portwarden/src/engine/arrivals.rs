@@ -1,0 +1,208 @@
+//! Events on their way into the cluster.
+
+use std::time::{Duration, Instant};
+
+use portwarden_model::object::Node;
+use portwarden_model::{Cluster, DetectLocal, Event, Family};
+use tracing::{error, info, warn};
+
+use crate::metrics::ChangeMetrics;
+
+/// How long the first sync waits for the Node once Services and slices are known. Without the Node's address, node ports that should
+/// answer on it alone would answer everywhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeWait {
+    /// For its addresses; then it goes on without.
+    pub addresses: Duration,
+    /// For its pod ranges, where pod traffic is told by them; then the engine gives up. `None` means that it goes on without.
+    pub pod_cidrs: Option<Duration>,
+}
+
+impl NodeWait {
+    /// As the reference waits for an API server's Node.
+    pub const FOR_API_SERVER: NodeWait =
+        NodeWait { addresses: Duration::from_secs(30), pod_cidrs: Some(Duration::from_secs(300)) };
+
+    /// A folder of manifests is complete from the start.
+    pub const NONE: NodeWait = NodeWait { addresses: Duration::ZERO, pod_cidrs: None };
+}
+
+/// Whether the first sync may happen.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Readiness {
+    /// Now.
+    Ready,
+    /// Not before something else comes in, or this point in time.
+    Wait(Option<Instant>),
+    /// Never.
+    Failed,
+}
+
+/// What events touched.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Touched {
+    /// Services or slices.
+    pub(super) objects: bool,
+    /// Something that holds for the whole node.
+    pub(super) node: bool,
+}
+
+/// Counts events and watches over the Node.
+pub(super) struct Arrivals {
+    wait: NodeWait,
+    metrics: ChangeMetrics,
+    /// When Services and slices were first known.
+    synced: Option<Instant>,
+    ready: bool,
+    services_pending: u32,
+    endpoints_pending: u32,
+    node: Option<Node>,
+}
+
+impl Arrivals {
+    pub(super) fn new(wait: NodeWait, metrics: ChangeMetrics) -> Self {
+        Arrivals {
+            wait,
+            metrics,
+            synced: None,
+            ready: false,
+            services_pending: 0,
+            endpoints_pending: 0,
+            node: None,
+        }
+    }
+
+    /// Hands events to the cluster.
+    pub(super) fn apply(
+        &mut self,
+        cluster: &mut Cluster,
+        events: Vec<Event>,
+        families: &[Family],
+    ) -> Touched {
+        let mut touched = Touched::default();
+        for event in events {
+            let kind = Arrival::of(&event);
+            let changed = cluster.apply(event);
+            self.count(kind, changed, families);
+            match kind {
+                Arrival::Other => touched.node |= changed,
+                _ => touched.objects |= changed,
+            }
+            // A list that ends may remove objects of any kind.
+            touched.objects |= changed && kind == Arrival::Other;
+        }
+        self.keep_node(cluster);
+        self.metrics.services_pending.set(f64::from(self.services_pending));
+        self.metrics.endpoints_pending.set(f64::from(self.endpoints_pending));
+        touched
+    }
+
+    /// Everything that came in so far was worked out.
+    pub(super) fn resolved(&mut self) {
+        self.services_pending = 0;
+        self.endpoints_pending = 0;
+        self.metrics.services_pending.set(0.0);
+        self.metrics.endpoints_pending.set(0.0);
+    }
+
+    /// Whether the first sync may happen. Once it may, it stays so.
+    pub(super) fn readiness(&mut self, cluster: &Cluster, now: Instant) -> Readiness {
+        if self.ready {
+            return Readiness::Ready;
+        }
+        if !cluster.is_synced() {
+            return Readiness::Wait(None);
+        }
+        let since = *self.synced.get_or_insert(now);
+        let node = cluster.node();
+        let addresses_until = since + self.wait.addresses;
+        if node.is_none_or(|node| node.ips.is_empty()) && now < addresses_until {
+            return Readiness::Wait(Some(addresses_until));
+        }
+        let needs_pod_cidrs = cluster.settings().detect_local == DetectLocal::NodeCidr
+            && node.is_none_or(|node| node.pod_cidrs.is_empty());
+        if let Some(wait) = self.wait.pod_cidrs.filter(|_| needs_pod_cidrs) {
+            let until = addresses_until + wait;
+            return if now < until { Readiness::Wait(Some(until)) } else { Readiness::Failed };
+        }
+        self.ready = true;
+        match node {
+            None => error!("Timed out waiting for node to exist"),
+            Some(node) if node.ips.is_empty() => {
+                error!(node = %node.name, "Timed out waiting for node to be assigned IPs")
+            }
+            Some(node) => info!(NodeIPs = ?node.ips, "Successfully retrieved NodeIPs"),
+        }
+        Readiness::Ready
+    }
+
+    fn count(&mut self, kind: Arrival, changed: bool, families: &[Family]) {
+        match kind {
+            Arrival::Service => {
+                self.metrics.services_total.inc_by(families.len() as u64);
+                self.services_pending += u32::from(changed);
+            }
+            Arrival::Slice(family) if family.is_none_or(|family| families.contains(&family)) => {
+                self.metrics.endpoints_total.inc();
+                self.endpoints_pending += u32::from(changed);
+            }
+            Arrival::Slice(_) | Arrival::Other => {}
+        }
+    }
+
+    /// A Node that is deleted keeps its address and zone for us, and is no longer eligible for new traffic: forgetting the address would
+    /// open node ports that answer on it alone to every address of the host, while its pods still run.
+    fn keep_node(&mut self, cluster: &mut Cluster) {
+        match (cluster.node(), self.node.take()) {
+            (Some(node), before) => {
+                log_differences(before.as_ref(), node);
+                self.node = Some(node.clone());
+            }
+            (None, Some(gone)) => {
+                if gone.eligible {
+                    warn!(node = %gone.name, "Node is being deleted; keeping its addresses");
+                }
+                let kept = Node { eligible: false, ..gone };
+                cluster.apply(Event::NodeApplied(kept.clone()));
+                self.node = Some(kept);
+            }
+            (None, None) => {}
+        }
+    }
+}
+
+fn log_differences(before: Option<&Node>, node: &Node) {
+    let Some(before) = before else { return };
+    if before.ips != node.ips {
+        info!(node = %node.name, before = ?before.ips, now = ?node.ips, "NodeIPs changed for the node");
+    }
+    if before.pod_cidrs != node.pod_cidrs {
+        info!(node = %node.name, before = ?before.pod_cidrs, now = ?node.pod_cidrs, "PodCIDRs changed for the node");
+    }
+}
+
+/// What an event is about, as far as counting goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Arrival {
+    Service,
+    /// The family is not known of a deleted one.
+    Slice(Option<Family>),
+    Other,
+}
+
+impl Arrival {
+    fn of(event: &Event) -> Self {
+        match event {
+            Event::ServiceApplied(_) | Event::ServiceDeleted(_) => Arrival::Service,
+            Event::SliceApplied(slice) => Arrival::Slice(Some(slice.family())),
+            Event::SliceDeleted(_) => Arrival::Slice(None),
+            Event::NodeApplied(_)
+            | Event::NodeDeleted(_)
+            | Event::ServiceCidrApplied(_)
+            | Event::ServiceCidrDeleted(_)
+            | Event::ListStarted(_)
+            | Event::ListDone(_)
+            | Event::HostAddresses(_) => Arrival::Other,
+        }
+    }
+}

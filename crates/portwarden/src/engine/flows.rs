@@ -1,0 +1,81 @@
+//! Removing flows that go to endpoints which no longer serve.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use portwarden_model::{Desired, Family, GoneFrontend, PerFamily, SyncError};
+use tracing::{debug, error};
+
+use super::clock::Moment;
+use crate::metrics::Metrics;
+
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LAST_RETRY: Duration = Duration::from_secs(60);
+
+/// Removes stale flows of one family from the kernel.
+pub trait Flows: Send {
+    /// Removes flows to endpoints that no longer serve, and to frontends that are gone. Returns how many there were.
+    fn clean(&mut self, desired: &Desired, gone: &BTreeSet<GoneFrontend>) -> Result<usize, SyncError>;
+}
+
+/// Remembers what is to be cleaned until it is.
+pub(super) struct Cleanup {
+    flows: Box<dyn Flows>,
+    families: PerFamily<Wanted>,
+}
+
+#[derive(Debug, Default)]
+struct Wanted {
+    /// When to do it; `None` if there is nothing to do.
+    at: Option<Instant>,
+    gone: BTreeSet<GoneFrontend>,
+    failures: u32,
+}
+
+impl Cleanup {
+    pub(super) fn new(flows: Box<dyn Flows>) -> Self {
+        Cleanup { flows, families: PerFamily::default() }
+    }
+
+    /// A sync changed what flows may go to.
+    pub(super) fn request(&mut self, family: Family, gone: BTreeSet<GoneFrontend>, now: Instant) {
+        let wanted = &mut self.families[family];
+        wanted.gone.extend(gone);
+        wanted.at = Some(now);
+    }
+
+    /// When there is something to do.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.families.iter().filter_map(|(_, wanted)| wanted.at).min()
+    }
+
+    /// Cleans, if it is time. What failed is tried again.
+    pub(super) fn run(&mut self, desired: &Desired, metrics: &Metrics, clock: &dyn Fn() -> Moment) {
+        let family = desired.family;
+        let started = clock().instant;
+        let wanted = &mut self.families[family];
+        if wanted.at.is_none_or(|at| started < at) {
+            return;
+        }
+        let result = self.flows.clean(desired, &wanted.gone);
+        let ended = clock().instant;
+        let took = ended.saturating_duration_since(started);
+        match result {
+            Ok(deleted) => {
+                *wanted = Wanted::default();
+                metrics.flows.cleaned(family, deleted, took);
+                debug!(ipFamily = %family, deleted, elapsed = ?took, "Stale flows removed");
+            }
+            Err(error) => {
+                let wait = FIRST_RETRY.saturating_mul(1 << wanted.failures.min(6)).min(LAST_RETRY);
+                wanted.failures = wanted.failures.saturating_add(1);
+                wanted.at = Some(ended + wait);
+                metrics.own.flow_failures.with_label_values(&[family.as_str()]).inc();
+                error!(
+                    ipFamily = %family, err = crate::logging::chain(error.as_ref()), retryingTime = ?wait,
+                    "Cannot remove stale flows; UDP clients may keep talking to endpoints that are gone"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What leaves the engine for the other thread.
+
+use std::collections::BTreeMap;
+
+use portwarden_model::{
+    Changes, Desired, Family, HealthCheck, Isolated, NamespacedName, NodePortAddresses, PerFamily, Problem,
+};
+use tokio::sync::{mpsc, watch};
+
+/// Something that the operator should hear of through the API.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// The kernel refuses a Service.
+    Refused {
+        /// In this family.
+        family: Family,
+        /// The Service and the reason.
+        refused: Isolated,
+    },
+    /// Part of an object cannot be used.
+    Problem(Problem),
+}
+
+/// The health-check ports of one family, as the kernel has their Services.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HealthCheckPorts {
+    /// Where they are open.
+    pub addresses: NodePortAddresses,
+    /// Which ones there are, and how many local endpoints each Service has.
+    pub ports: BTreeMap<NamespacedName, HealthCheck>,
+}
+
+impl Default for HealthCheckPorts {
+    fn default() -> Self {
+        HealthCheckPorts { addresses: NodePortAddresses::All, ports: BTreeMap::new() }
+    }
+}
+
+/// The engine's ends of the channels to the other thread.
+pub struct Published {
+    health_checks: watch::Sender<PerFamily<HealthCheckPorts>>,
+    notices: mpsc::Sender<Notice>,
+}
+
+/// The other thread's ends.
+pub struct Outlets {
+    /// The health-check ports that should be open.
+    pub health_checks: watch::Receiver<PerFamily<HealthCheckPorts>>,
+    /// What to tell through the API.
+    pub notices: mpsc::Receiver<Notice>,
+}
+
+impl Published {
+    /// Makes both ends. Beyond `limit` notices that wait, new ones are left out: they are in the log anyway.
+    pub fn new(limit: usize) -> (Self, Outlets) {
+        let (health_checks, health_checks_out) = watch::channel(PerFamily::default());
+        let (notices, notices_out) = mpsc::channel(limit);
+        let outlets = Outlets { health_checks: health_checks_out, notices: notices_out };
+        (Published { health_checks, notices }, outlets)
+    }
+
+    pub(super) fn notice(&self, notice: Notice) {
+        let _ = self.notices.try_send(notice);
+    }
+
+    /// Publishes the health-check ports after a sync that brought `changes` to the kernel.
+    pub(super) fn health_checks(&self, desired: &Desired, changes: &Changes) {
+        self.health_checks.send_if_modified(|families| {
+            let published = &mut families[desired.family];
+            let mut modified = false;
+            if published.addresses != desired.node.node_ports {
+                published.addresses = desired.node.node_ports.clone();
+                modified = true;
+            }
+            if changes.full {
+                let all = desired
+                    .services()
+                    .filter_map(|(name, service)| Some((name.clone(), service.health_check?)));
+                let all: BTreeMap<_, _> = all.collect();
+                modified |= published.ports != all;
+                published.ports = all;
+                return modified;
+            }
+            for name in &changes.services {
+                let wanted = desired.service(name).and_then(|service| service.health_check);
+                let before = match wanted {
+                    Some(wanted) => published.ports.insert(name.clone(), wanted),
+                    None => published.ports.remove(name),
+                };
+                modified |= before != wanted;
+            }
+            modified
+        });
+    }
+}

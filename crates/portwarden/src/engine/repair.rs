@@ -1,0 +1,77 @@
+//! Putting back what somebody else changed: at once, but without letting two programs that fight make the node spin.
+
+use std::time::{Duration, Instant};
+
+/// Repairs are at least this far apart, so that the next one still comes within a second.
+const SHORTEST_GAP: Duration = Duration::from_millis(800);
+
+/// How much of one processor repairs may take: one part in this many.
+const SHARE: u32 = 10;
+
+/// When a family may be repaired.
+#[derive(Debug, Default)]
+pub(super) struct Repair {
+    wanted: bool,
+    not_before: Option<Instant>,
+    /// Repairs since the last quiet time.
+    in_a_row: u32,
+}
+
+impl Repair {
+    /// Somebody changed something. Returns whether this is news, and not one more round of a fight.
+    pub(super) fn ask(&mut self, now: Instant) -> bool {
+        let quiet = self.not_before.is_none_or(|at| at + 10 * SHORTEST_GAP <= now);
+        if quiet {
+            self.in_a_row = 0;
+        }
+        let news = !self.wanted && self.in_a_row == 0;
+        self.wanted = true;
+        news
+    }
+
+    /// When the repair may happen, if one is wanted.
+    pub(super) fn next(&self, now: Instant) -> Option<Instant> {
+        self.wanted.then(|| self.not_before.map_or(now, |at| at.max(now)))
+    }
+
+    /// A full sync succeeded.
+    pub(super) fn done(&mut self, now: Instant, took: Duration) {
+        if self.wanted {
+            self.wanted = false;
+            self.in_a_row = self.in_a_row.saturating_add(1);
+            self.not_before = Some(now + SHORTEST_GAP.max(took * SHARE));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_repair_is_at_once_and_the_next_ones_are_apart() {
+        let start = Instant::now();
+        let mut repair = Repair::default();
+        assert_eq!(repair.next(start), None);
+        assert!(repair.ask(start));
+        assert_eq!(repair.next(start), Some(start));
+        repair.done(start, Duration::from_millis(1));
+        assert_eq!(repair.next(start), None);
+        assert!(!repair.ask(start), "a fight is not told every time");
+        assert_eq!(repair.next(start), Some(start + SHORTEST_GAP));
+        let later = start + 20 * SHORTEST_GAP;
+        repair.done(start, Duration::ZERO);
+        assert!(repair.ask(later), "after a quiet time it is news again");
+        assert_eq!(repair.next(later), Some(later));
+    }
+
+    #[test]
+    fn costly_repairs_are_rarer() {
+        let start = Instant::now();
+        let mut repair = Repair::default();
+        repair.ask(start);
+        repair.done(start, Duration::from_secs(2));
+        repair.ask(start);
+        assert_eq!(repair.next(start), Some(start + Duration::from_secs(20)));
+    }
+}

@@ -1,0 +1,48 @@
+//! The loop of the engine's thread.
+
+use std::os::fd::BorrowedFd;
+
+use tracing::warn;
+
+use super::{Engine, EngineError, Inbox};
+use crate::host::HostAddresses;
+
+/// After so many messages the engine looks at its deadlines, however many more there are.
+const MESSAGES_AT_ONCE: usize = 256;
+
+/// Runs until the engine is told to stop. Returning drops nothing from the kernel.
+pub fn run(
+    mut engine: Engine,
+    inbox: &Inbox,
+    mut addresses: Option<HostAddresses>,
+) -> Result<(), EngineError> {
+    loop {
+        for message in std::iter::from_fn(|| inbox.next()).take(MESSAGES_AT_ONCE) {
+            engine.take(message);
+        }
+        if engine.is_stopped() {
+            return Ok(());
+        }
+        let deadline = engine.turn()?;
+        let (tampering, moved) = {
+            let mut fds: Vec<BorrowedFd<'_>> = engine.watch_fds();
+            let watched = fds.len();
+            fds.extend(addresses.as_ref().map(HostAddresses::fd));
+            let readable = inbox.wait(deadline, &fds).map_err(EngineError::Wait)?;
+            let (watches, others) = readable.split_at(watched.min(readable.len()));
+            (watches.contains(&true), others.contains(&true))
+        };
+        if tampering {
+            engine.look_for_tampering();
+        }
+        if let Some(addresses) = addresses.as_mut().filter(|_| moved) {
+            match addresses.changed() {
+                Ok(now) => engine.apply(now.into_iter().collect()),
+                Err(error) => warn!(
+                    err = crate::logging::chain(&error),
+                    "Cannot read this host's addresses; node ports stay on the ones known so far"
+                ),
+            }
+        }
+    }
+}

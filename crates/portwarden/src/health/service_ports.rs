@@ -1,0 +1,181 @@
+//! The health-check node ports of Services: load balancers ask there whether this node has endpoints.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use hyper::StatusCode;
+use hyper::header::{HeaderName, HeaderValue};
+use portwarden_model::{Family, HealthCheck, NamespacedName, NodePortAddresses, PerFamily};
+use prometheus::IntCounter;
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tracing::{debug, error};
+
+use super::state::SharedHealth;
+use crate::engine::HealthCheckPorts;
+use crate::events::{Event, Events};
+use crate::http::{Answer, Handler, Limits, Sockets, bind, json, serve, with_header};
+
+/// A port that cannot be opened is tried again this often.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// What the servers need from the rest of the program.
+#[derive(Clone)]
+pub struct ServicePortsContext {
+    /// The proxy's own health, which is part of every answer.
+    pub health: SharedHealth,
+    /// Where failures are told.
+    pub events: Events,
+    /// The Node's name, for those messages.
+    pub node: String,
+    /// Counts connections that were turned away.
+    pub turned_away: IntCounter,
+}
+
+/// The open ports.
+pub struct ServicePorts {
+    context: ServicePortsContext,
+    open: BTreeMap<(Family, NamespacedName), Open>,
+    /// What was last told about a port that cannot be opened.
+    failed: BTreeMap<(Family, NamespacedName), String>,
+}
+
+/// One Service's servers; they end with this value.
+struct Open {
+    port: u16,
+    addresses: Vec<SocketAddr>,
+    local_endpoints: Arc<AtomicUsize>,
+    _servers: JoinSet<()>,
+}
+
+impl ServicePorts {
+    /// None open yet.
+    pub fn new(context: ServicePortsContext) -> Self {
+        ServicePorts { context, open: BTreeMap::new(), failed: BTreeMap::new() }
+    }
+
+    /// Keeps the ports as the engine wants them, until the engine is gone.
+    pub async fn follow(mut self, mut wanted: watch::Receiver<PerFamily<HealthCheckPorts>>) {
+        loop {
+            let present = wanted.borrow_and_update().clone();
+            self.reconcile(&present);
+            let retry = !self.failed.is_empty();
+            tokio::select! {
+                changed = wanted.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                }
+                () = tokio::time::sleep(RETRY), if retry => {}
+            }
+        }
+    }
+
+    /// Closes what is no longer wanted, opens what is new, and updates the numbers. Must run inside a runtime.
+    pub fn reconcile(&mut self, wanted: &PerFamily<HealthCheckPorts>) {
+        self.open.retain(|(family, service), open| {
+            let family_wants = &wanted[*family];
+            let keep = family_wants.ports.get(service).is_some_and(|check| {
+                open.port == check.port.get()
+                    && open.addresses == addresses(*family, &family_wants.addresses, *check)
+            });
+            if !keep {
+                debug!(%service, port = open.port, "Closing healthcheck");
+            }
+            keep
+        });
+        self.failed.retain(|(family, service), _| wanted[*family].ports.contains_key(service));
+        for (family, family_wants) in wanted.iter() {
+            for (service, check) in &family_wants.ports {
+                match self.open.get(&(family, service.clone())) {
+                    Some(open) => open.local_endpoints.store(check.local_endpoints, Ordering::Relaxed),
+                    None => self.open(family, service, &family_wants.addresses, *check),
+                }
+            }
+        }
+    }
+
+    /// The addresses on which a Service's port is open.
+    pub fn bound(&self, family: Family, service: &NamespacedName) -> &[SocketAddr] {
+        self.open.get(&(family, service.clone())).map_or(&[], |open| &open.addresses)
+    }
+
+    fn open(&mut self, family: Family, service: &NamespacedName, on: &NodePortAddresses, check: HealthCheck) {
+        let key = (family, service.clone());
+        let addresses = addresses(family, on, check);
+        debug!(%service, port = check.port, ?addresses, "Opening healthcheck");
+        let listeners: io::Result<Vec<TcpListener>> =
+            addresses.iter().map(|address| bind(*address, Sockets::OneFamily)).collect();
+        match listeners {
+            Ok(listeners) => {
+                self.failed.remove(&key);
+                let local_endpoints = Arc::new(AtomicUsize::new(check.local_endpoints));
+                let handler = handler(service, local_endpoints.clone(), self.context.health.clone());
+                let mut servers = JoinSet::new();
+                for listener in listeners {
+                    let (handler, turned_away) = (handler.clone(), self.context.turned_away.clone());
+                    servers.spawn(async move {
+                        serve(listener, Limits::default(), turned_away, handler).await;
+                    });
+                }
+                let port = check.port.get();
+                self.open.insert(key, Open { port, addresses, local_endpoints, _servers: servers });
+            }
+            Err(error) => self.tell(key, check.port.get(), &error),
+        }
+    }
+
+    /// Tells a failure, once for each reason.
+    fn tell(&mut self, key: (Family, NamespacedName), port: u16, error: &io::Error) {
+        let node = &self.context.node;
+        let service = key.1.clone();
+        let note = format!("node {node} failed to start healthcheck \"{service}\" on port {port}: {error}");
+        if self.failed.get(&key) != Some(&note) {
+            error!(%service, node, port, err = %error, "Failed to start healthcheck");
+            let event =
+                Event::service_warning(service, "FailedToStartServiceHealthcheck", "Listen", note.clone());
+            self.context.events.emit(event);
+            self.failed.insert(key, note);
+        }
+    }
+}
+
+fn addresses(family: Family, on: &NodePortAddresses, check: HealthCheck) -> Vec<SocketAddr> {
+    let wildcard = match family {
+        Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        Family::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    let on = match on {
+        NodePortAddresses::All => &[wildcard][..],
+        NodePortAddresses::Only(ips) => ips,
+    };
+    on.iter().map(|ip| SocketAddr::new(*ip, check.port.get())).collect()
+}
+
+fn handler(service: &NamespacedName, local_endpoints: Arc<AtomicUsize>, health: SharedHealth) -> Handler {
+    let service = service.clone();
+    Arc::new(move |_| {
+        let healthy = health.report(Instant::now()).0.healthy;
+        let answer = answer(&service, local_endpoints.load(Ordering::Relaxed), healthy);
+        Box::pin(async { answer })
+    })
+}
+
+fn answer(service: &NamespacedName, count: usize, healthy: bool) -> Answer {
+    let status = if count > 0 && healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let (namespace, name) = (Value::from(service.namespace()), Value::from(service.name()));
+    let body = format!(
+        "{{\n\t\"service\": {{\n\t\t\"namespace\": {namespace},\n\t\t\"name\": {name}\n\t}},\n\t\"localEndpoints\": {count},\n\t\"serviceSharedHealthy\": {healthy}\n}}"
+    );
+    with_header(
+        json(status, body),
+        HeaderName::from_static("x-load-balancing-endpoint-weight"),
+        HeaderValue::from(count),
+    )
+}

@@ -1,0 +1,54 @@
+//! The state of health: noted by the engine's thread, read by the servers'.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use portwarden_model::{Family, HealthReport, ProxyHealth};
+
+/// The proxy's health. Cheap to clone; all clones are the same.
+#[derive(Debug, Clone)]
+pub struct SharedHealth(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    proxy: ProxyHealth,
+    /// Whether the Node is known and is not going away.
+    eligible: bool,
+}
+
+impl SharedHealth {
+    /// Nothing is known yet.
+    pub fn new(sync_period: Duration) -> Self {
+        SharedHealth(Arc::new(Mutex::new(State { proxy: ProxyHealth::new(sync_period), eligible: false })))
+    }
+
+    /// Goes on with another sync period.
+    pub fn set_sync_period(&self, sync_period: Duration) {
+        self.state().proxy.set_sync_period(sync_period);
+    }
+
+    /// Whether load balancers may send new traffic to the Node.
+    pub fn set_node_eligible(&self, eligible: bool) {
+        self.state().eligible = eligible;
+    }
+
+    /// A change waits for its sync.
+    pub fn queued(&self, family: Family, now: Instant) {
+        self.state().proxy.queued(family, now);
+    }
+
+    /// A family is up to date.
+    pub fn updated(&self, family: Family, now: Instant) {
+        self.state().proxy.updated(family, now);
+    }
+
+    /// The health at this moment, and whether the Node is eligible.
+    pub fn report(&self, now: Instant) -> (HealthReport, bool) {
+        let state = self.state();
+        (state.proxy.report(now), state.eligible)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

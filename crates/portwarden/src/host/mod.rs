@@ -1,0 +1,11 @@
+//! The host that we run on: its name, its families, its kernel's settings.
+
+mod addresses;
+mod families;
+mod process;
+mod sysctl;
+
+pub use addresses::{HostAddressError, HostAddresses};
+pub use families::{FamilySupport, has_ipv6};
+pub use process::{NodeNameError, node_name, set_oom_score};
+pub use sysctl::{Kernel, SysctlError};

@@ -1,0 +1,128 @@
+//! Logs on stderr, in the two forms that log collectors of a Kubernetes node already read.
+
+mod format;
+mod level;
+
+use std::error::Error;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tracing::{Level, Metadata};
+use tracing_subscriber::Layer;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt;
+
+use crate::config::{LogFormat, Logging};
+
+pub use level::{Pattern, Verbosity};
+
+use format::Form;
+
+/// How logs look, where they go and how much they tell; all of it can change while the process runs.
+#[derive(Debug, Default)]
+pub struct Logs {
+    json: AtomicBool,
+    split_stream: AtomicBool,
+    /// How much is told.
+    pub verbosity: Arc<Verbosity>,
+}
+
+impl Logs {
+    /// Logs by this configuration; nothing is written before [`Logs::start`].
+    pub fn new(wanted: &Logging) -> Arc<Self> {
+        let logs = Logs::default();
+        logs.apply(wanted);
+        Arc::new(logs)
+    }
+
+    /// Goes on by another configuration.
+    pub fn apply(&self, wanted: &Logging) {
+        self.json.store(wanted.format == LogFormat::Json, Ordering::Relaxed);
+        self.split_stream.store(wanted.split_stream, Ordering::Relaxed);
+        let pattern = |item: &crate::config::document::VModule| Pattern {
+            file: item.file_pattern.clone(),
+            verbosity: item.verbosity,
+        };
+        self.verbosity.set_patterns(wanted.vmodule.iter().map(pattern).collect());
+        self.verbosity.set(wanted.verbosity);
+    }
+
+    /// Starts logging for the whole process. Does nothing if somebody else did already.
+    pub fn start(self: &Arc<Self>) {
+        let layer = tracing_subscriber::fmt::layer()
+            .with_writer(Streams(self.clone()))
+            .with_ansi(false)
+            .event_format(Form(self.clone()))
+            .with_filter(level::Filter(self.verbosity.clone()));
+        let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry().with(layer));
+    }
+
+    fn is_json(&self) -> bool {
+        self.json.load(Ordering::Relaxed)
+    }
+}
+
+/// Standard error; with separate streams, information goes to standard output.
+struct Streams(Arc<Logs>);
+
+impl<'a> MakeWriter<'a> for Streams {
+    type Writer = Box<dyn io::Write + 'a>;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        Box::new(io::stderr())
+    }
+
+    fn make_writer_for(&'a self, metadata: &Metadata<'_>) -> Self::Writer {
+        let information = !matches!(*metadata.level(), Level::ERROR | Level::WARN);
+        if information && self.0.split_stream.load(Ordering::Relaxed) {
+            return Box::new(io::stdout());
+        }
+        Box::new(io::stderr())
+    }
+}
+
+/// An error and all its causes in one line.
+pub fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        // Some errors repeat their cause in their own text.
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        next = cause.source();
+    }
+    text
+}
+
+/// Makes a panic a line in the log and the end of the process, in whatever thread it happens. The kernel keeps its rules.
+pub fn end_on_panic() {
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string).unwrap_or_default();
+        let text = panic.payload_as_str().unwrap_or("no message");
+        let trace = std::backtrace::Backtrace::force_capture();
+        tracing::error!(place, panic = text, backtrace = %trace, "Internal error; the process ends and the rules stay in place");
+        std::process::exit(2);
+    }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("outer")]
+    struct Outer(#[source] Inner);
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("inner")]
+    struct Inner;
+
+    #[test]
+    fn causes_are_joined() {
+        assert_eq!(chain(&Outer(Inner)), "outer: inner");
+    }
+}

@@ -1,0 +1,185 @@
+//! What Portwarden publishes about itself: kube-proxy's metrics under kube-proxy's names, and a few of its own.
+//!
+//! Each part of the program has a struct of its own here, built from one registry. Names, types, labels and buckets are part of the
+//! interface (dashboards and alerts are built on them); `tests/metrics.rs` compares them with a recording of the reference.
+
+mod changes;
+mod health;
+mod own;
+mod process;
+mod rest_client;
+mod sync;
+mod text;
+
+use std::sync::Arc;
+
+use prometheus::core::Collector;
+use prometheus::{Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
+
+pub use changes::ChangeMetrics;
+pub use health::HealthMetrics;
+pub use own::OwnMetrics;
+pub use process::process_start_time;
+pub use rest_client::RestClientMetrics;
+pub use sync::{FlowMetrics, ModeMetrics, SyncMetrics};
+pub use text::{CONTENT_TYPE, go_float};
+
+/// A metric could not be set up: two of one name, or labels that do not fit.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot set up the metric {name:?}; this is a mistake in Portwarden")]
+pub struct MetricError {
+    name: String,
+    source: prometheus::Error,
+}
+
+/// All metrics of the process. Cheap to clone; all clones are the same metrics.
+#[derive(Clone)]
+pub struct Metrics {
+    registry: Registry,
+    /// What syncs do.
+    pub sync: SyncMetrics,
+    /// What a proxy mode adds.
+    pub mode: Arc<ModeMetrics>,
+    /// What came in from the source.
+    pub changes: ChangeMetrics,
+    /// Clean-up of flows.
+    pub flows: FlowMetrics,
+    /// Answers of the health server.
+    pub health: HealthMetrics,
+    /// Requests to the API server.
+    pub rest_client: RestClientMetrics,
+    /// What kube-proxy has no name for.
+    pub own: OwnMetrics,
+}
+
+impl Metrics {
+    /// All metrics that do not depend on the proxy mode.
+    pub fn new(version: &BuildInfo) -> Result<Self, MetricError> {
+        let registry = Registry::new();
+        let part = Part(&registry);
+        part.build_info(version)?;
+        part.add("process_*", process::ProcessCollector::new())?;
+        Ok(Metrics {
+            sync: SyncMetrics::new(&part)?,
+            mode: Arc::new(ModeMetrics::new(registry.clone())),
+            changes: ChangeMetrics::new(&part)?,
+            flows: FlowMetrics::new(&part)?,
+            health: HealthMetrics::new(&part)?,
+            rest_client: RestClientMetrics::new(&part)?,
+            own: OwnMetrics::new(&part)?,
+            registry,
+        })
+    }
+
+    /// Publishes which feature gates are on. Stages are `ALPHA`, `BETA`, `DEPRECATED`, or empty for general availability.
+    pub fn feature_gates<'a>(
+        &self,
+        gates: impl Iterator<Item = (&'a str, &'a str, bool)>,
+    ) -> Result<(), MetricError> {
+        let enabled = Part(&self.registry).gauges(
+            "kubernetes_feature_enabled",
+            "[BETA] Whether a feature gate is on (1) or off (0)",
+            &["name", "stage"],
+        )?;
+        for (name, stage, on) in gates {
+            enabled.with_label_values(&[name, stage]).set(f64::from(u8::from(on)));
+        }
+        Ok(())
+    }
+
+    /// Everything, in Prometheus' text form.
+    pub fn text(&self) -> String {
+        text::encode(&self.registry.gather())
+    }
+}
+
+/// The version that `kubernetes_build_info` shows.
+#[derive(Debug, Clone, Default)]
+pub struct BuildInfo {
+    /// The Kubernetes version whose behaviour this is, for example `v1.37.0`.
+    pub git_version: String,
+    /// The commit that was built.
+    pub git_commit: String,
+}
+
+/// Registers metrics as they are made.
+struct Part<'a>(&'a Registry);
+
+impl Part<'_> {
+    fn counter(&self, name: &str, help: &str) -> Result<IntCounter, MetricError> {
+        self.made(name, IntCounter::new(name, help))
+    }
+
+    fn counters(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, MetricError> {
+        self.made(name, IntCounterVec::new(Opts::new(name, help), labels))
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> Result<Gauge, MetricError> {
+        self.made(name, Gauge::new(name, help))
+    }
+
+    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> Result<GaugeVec, MetricError> {
+        self.made(name, GaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    fn histograms(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+        buckets: Vec<f64>,
+    ) -> Result<HistogramVec, MetricError> {
+        self.made(name, HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets), labels))
+    }
+
+    fn made<M: Collector + Clone + 'static>(
+        &self,
+        name: &str,
+        metric: prometheus::Result<M>,
+    ) -> Result<M, MetricError> {
+        let metric = metric.map_err(|source| MetricError { name: name.to_owned(), source })?;
+        self.add(name, metric.clone())?;
+        Ok(metric)
+    }
+
+    fn add(&self, name: &str, collector: impl Collector + 'static) -> Result<(), MetricError> {
+        self.0.register(Box::new(collector)).map_err(|source| MetricError { name: name.to_owned(), source })
+    }
+
+    fn build_info(&self, version: &BuildInfo) -> Result<(), MetricError> {
+        let mut numbers = version.git_version.trim_start_matches('v').split('.');
+        let (major, minor) = (numbers.next().unwrap_or(""), numbers.next().unwrap_or(""));
+        let platform = format!("linux/{}", go_architecture());
+        let labels = [
+            ("major", major),
+            ("minor", minor),
+            ("git_version", &version.git_version),
+            ("git_commit", &version.git_commit),
+            ("git_tree_state", ""),
+            ("build_date", ""),
+            // No Go in here: the label stays, because queries join on it.
+            ("go_version", ""),
+            ("compiler", "rustc"),
+            ("platform", &platform),
+        ];
+        let names = labels.map(|(name, _)| name);
+        let info = self.gauges(
+            "kubernetes_build_info",
+            "[ALPHA] Constant 1, with the version in its labels",
+            &names,
+        )?;
+        info.with_label_values(&labels.map(|(_, value)| value)).set(1.0);
+        Ok(())
+    }
+}
+
+/// The processor's name as Kubernetes spells it.
+pub fn go_architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "x86" => "386",
+        "powerpc64" => "ppc64le",
+        other => other,
+    }
+}

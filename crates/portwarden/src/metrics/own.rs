@@ -1,0 +1,71 @@
+//! What kube-proxy has no name for.
+
+use prometheus::{GaugeVec, IntCounter, IntCounterVec};
+
+use super::{MetricError, Part};
+
+/// Portwarden's own metrics.
+#[derive(Clone)]
+pub struct OwnMetrics {
+    /// Times that somebody else changed our objects in the kernel.
+    pub tampering: IntCounterVec,
+    /// Services that the kernel refuses at present.
+    pub isolated: GaugeVec,
+    /// Attempts to look for stale flows that failed.
+    pub flow_failures: IntCounterVec,
+    /// Reloads of the configuration file, by result: `applied`, `rejected` or `unchanged`.
+    pub reloads: IntCounterVec,
+    /// Parts of objects that could not be used.
+    pub object_problems: IntCounter,
+    /// Whether a part of the source is behind (1) or follows (0).
+    pub source_failing: GaugeVec,
+    /// Objects or rules written or removed by syncs.
+    pub written: IntCounterVec,
+    /// Connections that a server turned away because it had too many.
+    pub refused_connections: IntCounterVec,
+}
+
+impl OwnMetrics {
+    pub(super) fn new(part: &Part<'_>) -> Result<Self, MetricError> {
+        let family = &["ip_family"];
+        Ok(OwnMetrics {
+            tampering: part.counters(
+                "portwarden_tampering_total",
+                "Times that somebody else changed Portwarden's objects in the kernel",
+                family,
+            )?,
+            isolated: part.gauges(
+                "portwarden_isolated_services",
+                "Services that the kernel refuses at present",
+                family,
+            )?,
+            flow_failures: part.counters(
+                "portwarden_conntrack_failures_total",
+                "Attempts to remove stale flows that failed and are repeated",
+                family,
+            )?,
+            reloads: part.counters(
+                "portwarden_config_reloads_total",
+                "Reloads of the configuration file by result: applied, unchanged or rejected",
+                &["result"],
+            )?,
+            object_problems: part
+                .counter("portwarden_object_problems_total", "Parts of objects that could not be used")?,
+            source_failing: part.gauges(
+                "portwarden_source_failing",
+                "Whether a part of the source is out of date (1) or follows (0)",
+                &["part"],
+            )?,
+            written: part.counters(
+                "portwarden_kernel_writes_total",
+                "Objects or rules that syncs wrote or removed",
+                family,
+            )?,
+            refused_connections: part.counters(
+                "portwarden_refused_connections_total",
+                "Connections that a server turned away because it had too many",
+                &["server"],
+            )?,
+        })
+    }
+}

@@ -1,0 +1,81 @@
+//! Requests to the API server.
+
+use std::time::Duration;
+
+use prometheus::{HistogramVec, IntCounterVec};
+
+use super::{MetricError, Part};
+
+/// Requests to the API server, as client-go counts them.
+#[derive(Clone)]
+pub struct RestClientMetrics {
+    requests: IntCounterVec,
+    duration: HistogramVec,
+    rate_limiter: HistogramVec,
+    request_size: HistogramVec,
+    response_size: HistogramVec,
+}
+
+impl RestClientMetrics {
+    pub(super) fn new(part: &Part<'_>) -> Result<Self, MetricError> {
+        let seconds = || vec![0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
+        let bytes = || {
+            [64, 256, 512, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20]
+                .map(f64::from)
+                .to_vec()
+        };
+        let labels = &["verb", "host"];
+        Ok(RestClientMetrics {
+            requests: part.counters(
+                "rest_client_requests_total",
+                "[ALPHA] Requests to the API server by status code, method and host",
+                &["code", "method", "host"],
+            )?,
+            duration: part.histograms(
+                "rest_client_request_duration_seconds",
+                "[ALPHA] How long requests to the API server took",
+                labels,
+                seconds(),
+            )?,
+            rate_limiter: part.histograms(
+                "rest_client_rate_limiter_duration_seconds",
+                "[ALPHA] How long requests to the API server waited for the client's own limit",
+                labels,
+                seconds(),
+            )?,
+            request_size: part.histograms(
+                "rest_client_request_size_bytes",
+                "[ALPHA] Bytes sent to the API server in a request's body",
+                labels,
+                bytes(),
+            )?,
+            response_size: part.histograms(
+                "rest_client_response_size_bytes",
+                "[ALPHA] Bytes received from the API server in an answer's body",
+                labels,
+                bytes(),
+            )?,
+        })
+    }
+
+    /// A request was answered with a status code, or failed (`<error>`).
+    pub fn answered(&self, code: &str, method: &str, host: &str) {
+        self.requests.with_label_values(&[code, method, host]).inc();
+    }
+
+    /// How long a request took.
+    pub fn took(&self, verb: &str, host: &str, duration: Duration) {
+        self.duration.with_label_values(&[verb, host]).observe(duration.as_secs_f64());
+    }
+
+    /// How long a request waited for the client's own limit.
+    pub fn waited(&self, verb: &str, host: &str, duration: Duration) {
+        self.rate_limiter.with_label_values(&[verb, host]).observe(duration.as_secs_f64());
+    }
+
+    /// How many bytes went out and came in.
+    pub fn carried(&self, verb: &str, host: &str, sent: u64, received: u64) {
+        self.request_size.with_label_values(&[verb, host]).observe(sent as f64);
+        self.response_size.with_label_values(&[verb, host]).observe(received as f64);
+    }
+}

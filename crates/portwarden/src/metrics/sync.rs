@@ -1,0 +1,261 @@
+//! Metrics of syncs and of what follows them.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use portwarden_model::{Family, Gauge, Timestamp, Totals};
+use prometheus::{GaugeVec, HistogramVec, IntCounterVec, Opts, Registry};
+
+use super::{MetricError, Part};
+
+const FAMILY: &[&str] = &["ip_family"];
+
+/// What syncs do, in every mode.
+#[derive(Clone)]
+pub struct SyncMetrics {
+    duration: HistogramVec,
+    full_duration: HistogramVec,
+    partial_duration: HistogramVec,
+    last: GaugeVec,
+    last_queued: GaugeVec,
+    programming: HistogramVec,
+    no_local_endpoints: GaugeVec,
+}
+
+impl SyncMetrics {
+    pub(super) fn new(part: &Part<'_>) -> Result<Self, MetricError> {
+        Ok(SyncMetrics {
+            duration: part.histograms(
+                "kubeproxy_sync_proxy_rules_duration_seconds",
+                "[ALPHA] How long attempts to sync took",
+                FAMILY,
+                doubling_from_a_millisecond(),
+            )?,
+            full_duration: part.histograms(
+                "kubeproxy_sync_full_proxy_rules_duration_seconds",
+                "[ALPHA] How long attempts to sync everything took",
+                FAMILY,
+                doubling_from_a_millisecond(),
+            )?,
+            partial_duration: part.histograms(
+                "kubeproxy_sync_partial_proxy_rules_duration_seconds",
+                "[ALPHA] How long attempts to sync only changes took",
+                FAMILY,
+                doubling_from_a_millisecond(),
+            )?,
+            last: part.gauges(
+                "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+                "[ALPHA] When a sync last succeeded, in seconds since the epoch",
+                FAMILY,
+            )?,
+            last_queued: part.gauges(
+                "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+                "[ALPHA] When a sync was last asked for, in seconds since the epoch",
+                FAMILY,
+            )?,
+            programming: part.histograms(
+                "kubeproxy_network_programming_duration_seconds",
+                "[ALPHA] Time from a change of a Service's pods to its arrival in the kernel",
+                FAMILY,
+                programming_buckets(),
+            )?,
+            no_local_endpoints: part.gauges(
+                "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+                "[ALPHA] Service ports of a Local traffic policy whose endpoints are all elsewhere",
+                &["traffic_policy", "ip_family"],
+            )?,
+        })
+    }
+
+    /// A sync was asked for.
+    pub fn queued(&self, family: Family, at: Timestamp) {
+        self.last_queued.with_label_values(&[family.as_str()]).set(seconds(at));
+    }
+
+    /// A sync ended, well or not.
+    pub fn attempted(&self, family: Family, full: bool, took: Duration) {
+        let kind = if full { &self.full_duration } else { &self.partial_duration };
+        for histogram in [&self.duration, kind] {
+            histogram.with_label_values(&[family.as_str()]).observe(took.as_secs_f64());
+        }
+    }
+
+    /// A sync succeeded; `triggers` are the times of the changes that it brought to the kernel.
+    pub fn succeeded(&self, family: Family, at: Timestamp, totals: Totals, triggers: &[Timestamp]) {
+        let label = family.as_str();
+        self.last.with_label_values(&[label]).set(seconds(at));
+        for trigger in triggers {
+            self.programming.with_label_values(&[label]).observe(seconds(at) - seconds(*trigger));
+        }
+        let gauge = |policy, value: usize| {
+            self.no_local_endpoints.with_label_values(&[policy, label]).set(value as f64);
+        };
+        gauge("internal", totals.no_local_internal);
+        gauge("external", totals.no_local_external);
+    }
+}
+
+/// Flows that are removed after syncs.
+#[derive(Clone)]
+pub struct FlowMetrics {
+    duration: HistogramVec,
+    deleted: IntCounterVec,
+}
+
+impl FlowMetrics {
+    pub(super) fn new(part: &Part<'_>) -> Result<Self, MetricError> {
+        Ok(FlowMetrics {
+            duration: part.histograms(
+                "kubeproxy_conntrack_reconciler_sync_duration_seconds",
+                "[ALPHA] How long looking for stale flows took",
+                FAMILY,
+                doubling_from_a_millisecond(),
+            )?,
+            deleted: part.counters(
+                "kubeproxy_conntrack_reconciler_deleted_entries_total",
+                "[ALPHA] Flows that were removed because their endpoint no longer serves",
+                FAMILY,
+            )?,
+        })
+    }
+
+    /// A clean-up ended.
+    pub fn cleaned(&self, family: Family, deleted: usize, took: Duration) {
+        self.duration.with_label_values(&[family.as_str()]).observe(took.as_secs_f64());
+        self.deleted.with_label_values(&[family.as_str()]).inc_by(deleted as u64);
+    }
+}
+
+/// What a proxy mode adds. The metrics of a mode appear when it is first used.
+pub struct ModeMetrics {
+    registry: Registry,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    gauges: HashMap<&'static str, GaugeVec>,
+    counters: HashMap<String, IntCounterVec>,
+}
+
+impl ModeMetrics {
+    pub(super) fn new(registry: Registry) -> Self {
+        ModeMetrics { registry, known: Mutex::default() }
+    }
+
+    /// Shows the numbers that a mode tells after a sync.
+    pub fn show(&self, family: Family, gauges: &[Gauge]) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        for gauge in gauges {
+            let mut labels: Vec<&str> = gauge.labels.iter().map(|(name, _)| *name).collect();
+            let mut values: Vec<&str> = gauge.labels.iter().map(|(_, value)| value.as_str()).collect();
+            labels.push("ip_family");
+            values.push(family.as_str());
+            if let Some(vector) = self.gauges(&mut known, gauge.metric, &labels)
+                && let Ok(one) = vector.get_metric_with_label_values(&values)
+            {
+                one.set(gauge.value as f64);
+            }
+        }
+    }
+
+    /// Makes a mode's failure counters visible. Their series appear with the first failure, as the reference has it.
+    pub fn announce(&self, mode: &str) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        for (name, help) in failure_counters(mode) {
+            self.counters(&mut known, name, help);
+        }
+    }
+
+    /// Counts a failed sync.
+    pub fn failed(&self, mode: &str, family: Family, full: bool) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        for (name, help) in failure_counters(mode) {
+            let counts = !name.contains("cleanup") && (!full || !name.contains("partial"));
+            if let Some(counter) = self.counters(&mut known, name, help).filter(|_| counts) {
+                counter.with_label_values(&[family.as_str()]).inc();
+            }
+        }
+    }
+
+    fn gauges<'a>(
+        &self,
+        known: &'a mut Known,
+        metric: &'static str,
+        labels: &[&str],
+    ) -> Option<&'a GaugeVec> {
+        if !known.gauges.contains_key(metric) {
+            let name = format!("kubeproxy_{metric}");
+            let made = Part(&self.registry).made(
+                &name,
+                GaugeVec::new(
+                    Opts::new(&name, "[ALPHA] A number of the proxy mode after its last sync"),
+                    labels,
+                ),
+            );
+            match made {
+                Ok(vector) => known.gauges.insert(metric, vector),
+                Err(error) => {
+                    tracing::warn!(%error, metric, "A mode's number is not shown");
+                    return None;
+                }
+            };
+        }
+        known.gauges.get(metric)
+    }
+
+    fn counters<'a>(&self, known: &'a mut Known, name: &str, help: &str) -> Option<&'a IntCounterVec> {
+        if !known.counters.contains_key(name) {
+            let made = Part(&self.registry).counters(name, help, FAMILY);
+            match made {
+                Ok(vector) => known.counters.insert(name.to_owned(), vector),
+                Err(error) => {
+                    tracing::warn!(%error, metric = name, "A mode's counter is not shown");
+                    return None;
+                }
+            };
+        }
+        known.counters.get(name)
+    }
+}
+
+fn failure_counters(mode: &str) -> &'static [(&'static str, &'static str)] {
+    match mode {
+        "nftables" => &[
+            (
+                "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+                "[ALPHA] Syncs that the kernel's nf_tables refused",
+            ),
+            (
+                "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
+                "[ALPHA] Removals of stale chains that failed; Portwarden removes in the sync itself, so this stays empty",
+            ),
+        ],
+        "iptables" => &[
+            (
+                "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
+                "[ALPHA] Syncs that iptables-restore refused",
+            ),
+            (
+                "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total",
+                "[ALPHA] Syncs of only changes that iptables-restore refused",
+            ),
+        ],
+        _ => &[],
+    }
+}
+
+fn doubling_from_a_millisecond() -> Vec<f64> {
+    // Written as a product of exact powers of two, so that every bound prints as briefly as the reference prints it.
+    (0..15).map(|power| 0.001 * f64::from(1u32 << power)).collect()
+}
+
+fn programming_buckets() -> Vec<f64> {
+    let whole = (1..60).chain((60..120).step_by(5)).chain((120..=300).step_by(30));
+    [0.25, 0.5].into_iter().chain(whole.map(f64::from)).collect()
+}
+
+fn seconds(at: Timestamp) -> f64 {
+    at.as_nanos() as f64 / 1e9
+}

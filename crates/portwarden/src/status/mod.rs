@@ -1,0 +1,121 @@
+//! The metrics server: numbers, and what the process is and runs on.
+//!
+//! | path | file |
+//! |---|---|
+//! | `/metrics`, `/proxyMode`, `/configz` | here |
+//! | `/healthz`, `/healthz/ping`, `/metrics/slis` | `ping.rs` |
+//! | `/flagz`, `/statusz` | `zpages.rs` |
+//! | `/debug/…` | `debug.rs`, only with profiling |
+
+mod debug;
+mod ping;
+mod zpages;
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use hyper::StatusCode;
+use hyper::header::{HeaderName, HeaderValue};
+
+use crate::http::{Answer, Handler, Request, answer, json, not_found, text, with_header};
+use crate::logging::Verbosity;
+use crate::metrics::{CONTENT_TYPE, Metrics, go_float};
+
+use ping::Ping;
+use zpages::Zpages;
+
+/// What the pages show that may change while the process runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Shown {
+    /// The mode in force.
+    pub mode: &'static str,
+    /// The body of `/configz`.
+    pub configz: String,
+    /// Whether `/debug` exists.
+    pub profiling: bool,
+    /// Whether `/flagz` exists.
+    pub flagz: bool,
+    /// Whether `/statusz` exists.
+    pub statusz: bool,
+}
+
+/// What the pages show that never changes.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// The component's name.
+    pub component: &'static str,
+    /// The version to show.
+    pub version: String,
+    /// All flags with their values, sorted by name.
+    pub flags: Vec<(&'static str, String)>,
+    /// When the process started, in seconds since the epoch.
+    pub started: f64,
+}
+
+/// The pages. Cheap to clone; all clones are the same.
+#[derive(Clone)]
+pub struct Pages(Arc<Inner>);
+
+struct Inner {
+    shown: RwLock<Shown>,
+    identity: Identity,
+    metrics: Metrics,
+    verbosity: Arc<Verbosity>,
+    ping: Ping,
+    zpages: Zpages,
+}
+
+impl Pages {
+    /// Pages about this process.
+    pub fn new(identity: Identity, shown: Shown, metrics: Metrics, verbosity: Arc<Verbosity>) -> Self {
+        let zpages = Zpages::new(&identity);
+        Pages(Arc::new(Inner {
+            shown: RwLock::new(shown),
+            identity,
+            metrics,
+            verbosity,
+            ping: Ping::default(),
+            zpages,
+        }))
+    }
+
+    /// Shows something else from now on.
+    pub fn show(&self, shown: Shown) {
+        *self.0.shown.write().unwrap_or_else(PoisonError::into_inner) = shown;
+    }
+
+    /// Answers on the metrics port.
+    pub fn handler(&self) -> Handler {
+        let pages = self.clone();
+        Arc::new(move |request| {
+            let pages = pages.clone();
+            Box::pin(async move { pages.answer(request).await })
+        })
+    }
+
+    async fn answer(&self, request: Request) -> Answer {
+        let shown = self.0.shown.read().unwrap_or_else(PoisonError::into_inner).clone();
+        match request.uri().path() {
+            "/metrics" => self.metrics(),
+            "/proxyMode" => text(StatusCode::OK, shown.mode),
+            "/configz" => json(StatusCode::OK, shown.configz),
+            "/healthz" => self.0.ping.healthz(request.uri().query().unwrap_or("")),
+            "/healthz/ping" => self.0.ping.ping(),
+            "/metrics/slis" => self.0.ping.slis(request.method(), self.0.identity.started),
+            "/flagz" if shown.flagz => self.0.zpages.flagz(&request),
+            "/statusz" if shown.statusz => self.0.zpages.statusz(&request, &shown),
+            path if shown.profiling && path.starts_with("/debug/") => {
+                debug::debug(request, &self.0.verbosity).await
+            }
+            _ => not_found(),
+        }
+    }
+
+    fn metrics(&self) -> Answer {
+        let started = HeaderValue::from_str(&go_float(self.0.identity.started));
+        let answer = answer(StatusCode::OK, CONTENT_TYPE, self.0.metrics.text());
+        match started {
+            Ok(started) => with_header(answer, HeaderName::from_static("process-start-time-unix"), started),
+            Err(_) => answer,
+        }
+    }
+}
