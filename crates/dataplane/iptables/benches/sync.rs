@@ -1,1 +1,180 @@
-fn main() {}
+//! How long syncs take, and whose time it is: ours or that of the iptables programs.
+//!
+//!     cargo bench -p portwarden-iptables [-- 1000 5000]
+//!
+//! Needs root: each run has a network namespace of its own. "own" is the processor time of this process, writing to the programs
+//! and reading from them included; "render" is the pure part alone.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
+use portwarden_iptables::diff::{self, SavedTables};
+use portwarden_iptables::plan::Plan;
+use portwarden_iptables::render::{Context, FixedRules, InvalidPackets, Mark};
+use portwarden_iptables::ruleset::Ruleset;
+use portwarden_iptables::transaction::Transaction;
+use portwarden_iptables::{IptablesDataplane, Options, Variant};
+use portwarden_model::object::{EndpointSlice, Service};
+use portwarden_model::{Changes, Cluster, Dataplane, Desired, Event, Family, Interner, Settings, manifest};
+use portwarden_testkit::Namespace;
+
+const ENDPOINTS: usize = 10;
+const FAMILY: Family = Family::V4;
+
+fn main() -> anyhow::Result<()> {
+    let sizes: Vec<usize> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
+    let sizes = if sizes.is_empty() { vec![1000, 5000] } else { sizes };
+    println!("services x {ENDPOINTS} endpoints, {FAMILY}");
+    println!(
+        "{:<34} {:>10} {:>9} {:>11} {:>11} {:>11} {:>7}",
+        "", "input", "lines", "render", "own", "wall", "own %"
+    );
+    for size in sizes {
+        for variant in [Variant::Nft, Variant::Legacy] {
+            run(size, variant)?;
+        }
+    }
+    Ok(())
+}
+
+fn run(size: usize, variant: Variant) -> anyhow::Result<()> {
+    let mut cluster = Cluster::new(Settings::new("node-a"));
+    let mut names = Interner::default();
+    for number in 0..size {
+        cluster.apply(Event::ServiceApplied(service(number, &mut names)));
+        cluster.apply(Event::SliceApplied(slice(number, 0, &mut names)));
+    }
+    cluster.resolve();
+    let namespace = Namespace::new("bench")?;
+    let _inside = namespace.enter()?;
+    let mut dataplane = IptablesDataplane::new(FAMILY, Options { variant, ..Options::default() })?;
+    let mut pure = Pure::default();
+    let mut line = |what: &str, cluster: &Cluster, changes: &Changes| -> anyhow::Result<()> {
+        let desired = cluster.desired(FAMILY);
+        let (transaction, render) = pure.sync(desired, changes);
+        let (own, wall) =
+            measure(|| dataplane.sync(desired, changes).map(drop).map_err(|e| anyhow::anyhow!(e)))?;
+        let bytes: usize = transaction.pieces().map(str::len).sum();
+        let share = 100.0 * own.as_secs_f64() / wall.as_secs_f64();
+        let label = format!("{size} {variant:?}: {what}");
+        println!(
+            "{label:<34} {bytes:>10} {:>9} {render:>11.1?} {own:>11.1?} {wall:>11.1?} {share:>6.2}%",
+            transaction.len()
+        );
+        Ok(())
+    };
+    line("full, empty node", &cluster, &Changes::everything())?;
+    for round in 1..=3 {
+        cluster.apply(Event::SliceApplied(slice(size / 2, round, &mut names)));
+        let changes = cluster.resolve();
+        line("one endpoint", &cluster, &changes[FAMILY])?;
+    }
+    cluster.apply(Event::ServiceApplied(service(size, &mut names)));
+    cluster.apply(Event::SliceApplied(slice(size, 0, &mut names)));
+    let changes = cluster.resolve();
+    line("one new service", &cluster, &changes[FAMILY])?;
+    pure = Pure::default();
+    let desired = cluster.desired(FAMILY);
+    let (own, wall) = measure(|| {
+        dataplane.sync(desired, &Changes::everything()).map(drop).map_err(|e| anyhow::anyhow!(e))
+    })?;
+    let label = format!("{size} {variant:?}: full, nothing differs");
+    println!(
+        "{label:<34} {:>10} {:>9} {:>11} {own:>11.1?} {wall:>11.1?} {:>6.2}%",
+        0,
+        0,
+        "",
+        100.0 * own.as_secs_f64() / wall.as_secs_f64()
+    );
+    drop(pure);
+    Ok(())
+}
+
+/// Processor time of this process and wall time.
+fn measure(work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<(Duration, Duration)> {
+    let (before, start) = (own_time()?, Instant::now());
+    work()?;
+    Ok((own_time()? - before, start.elapsed()))
+}
+
+fn own_time() -> anyhow::Result<Duration> {
+    let usage = getrusage(UsageWho::RUSAGE_SELF)?;
+    let time = usage.user_time() + usage.system_time();
+    Ok(Duration::from_micros(u64::try_from(time.num_microseconds())?))
+}
+
+/// The pure part: what is rendered and compared, without any program.
+#[derive(Default)]
+struct Pure {
+    installed: Ruleset,
+    context: Option<Arc<Context>>,
+}
+
+impl Pure {
+    fn sync(&mut self, desired: &Desired, changes: &Changes) -> (Transaction, Duration) {
+        let context = self.context.get_or_insert_with(|| {
+            let large = desired.totals().endpoints > 1000;
+            Arc::new(Context { family: FAMILY, pods: None, count_localhost: true, large })
+        });
+        let start = Instant::now();
+        let fixed = FixedRules::render(
+            FAMILY,
+            Mark(1 << 14),
+            InvalidPackets::DropAndCount,
+            true,
+            &desired.node.node_ports,
+        );
+        let (plan, transaction);
+        if changes.full {
+            plan = Plan::everything(&self.installed, desired, context, fixed);
+            transaction = diff::everything(&plan.pending, &SavedTables::default(), FAMILY);
+        } else {
+            plan = Plan::changes(&self.installed, desired, changes, false, context, fixed);
+            transaction = diff::changes(&self.installed, &plan.pending);
+        }
+        let time = start.elapsed();
+        self.installed.acknowledge(plan.pending);
+        (transaction, time)
+    }
+}
+
+fn service(number: usize, names: &mut Interner) -> Service {
+    let mut service = manifest::Service::default();
+    service.metadata = metadata(format!("service-{number}"));
+    service.spec.cluster_ip = format!("10.96.{}.{}", number / 250, number % 250 + 1);
+    service.spec.ports =
+        vec![manifest::ServicePort { name: "http".to_owned(), port: 80, ..Default::default() }];
+    Service::from_manifest(&service, names).0.expect("the manifest is of a Service that is proxied")
+}
+
+/// Another `round` has another first endpoint.
+fn slice(number: usize, round: usize, names: &mut Interner) -> EndpointSlice {
+    let address = |index: usize| {
+        let host = number * ENDPOINTS + index;
+        let round = if index == 0 { round } else { 0 };
+        format!("10.{}.{}.{}", 128 + host / 62_500 + round, host / 250 % 250, host % 250 + 1)
+    };
+    let endpoint = |index| manifest::Endpoint {
+        addresses: vec![address(index)],
+        node_name: Some(format!("node-{index}")),
+        ..Default::default()
+    };
+    let mut slice = manifest::EndpointSlice {
+        metadata: metadata(format!("service-{number}-1")),
+        endpoints: (0..ENDPOINTS).map(endpoint).collect(),
+        ports: vec![manifest::EndpointPort {
+            name: Some("http".to_owned()),
+            protocol: None,
+            port: Some(8080),
+        }],
+        address_type: "IPv4".to_owned(),
+    };
+    slice.metadata.labels.insert(manifest::LABEL_SERVICE_NAME.to_owned(), format!("service-{number}"));
+    EndpointSlice::from_manifest(&slice, names).0.expect("the manifest is of a slice that is used")
+}
+
+fn metadata(name: String) -> manifest::Metadata {
+    manifest::Metadata { name, namespace: "bench".to_owned(), ..Default::default() }
+}

@@ -1,7 +1,5 @@
 //! Removes all rules of this mode, ours and kube-proxy's alike: they have the same names.
 
-use std::fmt::Write;
-
 use portwarden_model::Family;
 
 use crate::command::{Programs, RestoreError, Variant};
@@ -13,6 +11,7 @@ use crate::names::{
 };
 use crate::saved::Saved;
 use crate::table::Table;
+use crate::transaction::{Line, Transaction};
 
 /// Our chains in the nat table, besides those of Services.
 const NAT_CHAINS: [&str; 5] = [SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, CANARY];
@@ -37,35 +36,46 @@ pub fn cleanup_with(programs: &Programs) -> Result<(), CleanupError> {
         errors.extend(programs.delete_rule(jump.table, jump.from, &jump.arguments()).err());
     }
     let is_ours = |name: &str| NAT_CHAINS.contains(&name) || is_service_chain(name);
-    errors.extend(delete_chains(programs, Table::Nat, is_ours).err());
-    errors.extend(delete_chains(programs, Table::Filter, |name| FILTER_CHAINS.contains(&name)).err());
+    delete_chains(programs, Table::Nat, is_ours, &mut errors);
+    delete_chains(programs, Table::Filter, |name| FILTER_CHAINS.contains(&name), &mut errors);
     if let Err(error) = programs.delete_chain(Table::Mangle, CANARY) {
         tracing::debug!(%error, "no canary chain to remove");
     }
     if errors.is_empty() { Ok(()) } else { Err(CleanupError(errors)) }
 }
 
-fn delete_chains(programs: &Programs, table: Table, is_ours: impl Fn(&str) -> bool) -> Result<(), Error> {
-    let text = programs.save(table)?;
+/// Removes chains in one step. One that something else uses is emptied and stays.
+fn delete_chains(programs: &Programs, table: Table, is_ours: impl Fn(&str) -> bool, errors: &mut Vec<Error>) {
+    let text = match programs.save(table) {
+        Ok(text) => text,
+        Err(error) => return errors.push(error),
+    };
     let saved = Saved::parse(&text);
     let mut chains: Vec<&str> = saved.chains().filter(|name| is_ours(name)).collect();
-    if chains.is_empty() {
-        return Ok(());
-    }
     chains.sort_unstable();
-    let mut input = format!("*{table}\n");
-    let push = |input: &mut String, line: std::fmt::Arguments<'_>| {
-        input.write_fmt(line).expect("writing to a string cannot fail");
-    };
-    chains.iter().for_each(|chain| push(&mut input, format_args!(":{chain} - [0:0]\n")));
-    chains.iter().for_each(|chain| push(&mut input, format_args!("-X {chain}\n")));
-    input.push_str("COMMIT\n");
-    programs.restore_table(table, &input).map_err(|error| match error {
-        RestoreError::Other(error) => error,
-        RestoreError::Lines(lines) => {
-            programs.rejection(&lines, |number| input.lines().nth(number.checked_sub(1)?).map(str::to_owned))
+    let mut transaction = Transaction::new();
+    chains.iter().for_each(|chain| transaction.section(table).delete_chain(chain));
+    while !transaction.is_empty() {
+        let lines = match programs.restore(&transaction) {
+            Ok(()) => return,
+            Err(RestoreError::Other(error)) => return errors.push(error),
+            Err(RestoreError::Lines(lines)) => lines,
+        };
+        errors.push(programs.rejection(&lines, &transaction));
+        let used: Vec<String> =
+            lines.iter().filter_map(|line| refused_deletion(&transaction, line.number)).collect();
+        if used.is_empty() {
+            return;
         }
-    })
+        used.iter().for_each(|chain| transaction.section(table).keep_chain(chain));
+    }
+}
+
+fn refused_deletion(transaction: &Transaction, number: usize) -> Option<String> {
+    match transaction.line(number) {
+        Some(Line::Delete { chain }) => Some(chain.to_owned()),
+        _ => None,
+    }
 }
 
 fn means_unused(error: &Error) -> bool {

@@ -1,24 +1,25 @@
 //! The dataplane of one family: decides between full and partial syncs, commits, and remembers what was acknowledged.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use portwarden_model::{
-    Changes, Dataplane, Desired, Family, Gauge, Isolated, NamespacedName, ProxiedService, Report, SyncError,
+    Changes, Dataplane, Desired, Family, Gauge, Isolated, NamespacedName, Report, SyncError,
 };
 
-use crate::accounting::Accounting;
 use crate::command::{Programs, RejectedLine, RestoreError};
+use crate::counters::Counters;
 use crate::diff;
 use crate::error::Error;
 use crate::full::FullSync;
 use crate::monitor::Monitor;
 use crate::options::Options;
-use crate::render::{Context, FixedRules, InvalidPackets, Mark, is_safe_name, pod_match};
-use crate::ruleset::{Entry, Pending, Ruleset};
+use crate::plan::Plan;
+use crate::render::{Context, FixedRules, InvalidPackets, Mark, pod_match};
+use crate::ruleset::{Pending, Ruleset};
 use crate::sysctl;
 use crate::table::Table;
 use crate::transaction::{Line, Transaction};
@@ -39,7 +40,7 @@ pub struct IptablesDataplane {
     options: Options,
     mark: Mark,
     programs: Programs,
-    accounting: Accounting,
+    counters: Counters,
     invalid_packets_pass: bool,
     installed: Ruleset,
     /// Whether `installed` is what the kernel has. Not so at first, after a failure, and after somebody's flush.
@@ -86,7 +87,7 @@ impl IptablesDataplane {
             family,
             mark,
             programs,
-            accounting: Accounting::probe(),
+            counters: Counters::probe(),
             invalid_packets_pass: sysctl::tcp_is_liberal(),
             installed: Ruleset::default(),
             trusted: false,
@@ -125,76 +126,53 @@ impl IptablesDataplane {
     }
 
     fn sync_fully(&mut self, desired: &Desired) -> Result<Report, Error> {
-        self.accounting.ensure();
+        self.counters.ensure();
         let context = self.prepare(desired)?;
-        let full = FullSync::prepare(&self.programs, self.family, self.firewall_is_ours(desired))?;
+        let full = FullSync::prepare(&self.programs, self.family, self.has_localhost_node_ports(desired))?;
         let saved = full.saved();
-        let mut outcome = Outcome { full: true, ..Outcome::default() };
-        let mut pending = Pending { services: BTreeMap::new(), fixed: self.fixed_rules(desired) };
-        pending.services.extend(self.installed.names().map(|name| (name.clone(), None)));
-        for (name, service) in desired.services() {
-            let entry = outcome.admit(name, service).then(|| Entry::new(service, &context));
-            pending.services.insert(name.clone(), entry);
-        }
-        self.commit(pending, &mut outcome, |_, pending| full.transaction(pending, &saved))?;
+        let plan = Plan::everything(&self.installed, desired, &context, self.fixed_rules(desired));
+        let report = self.commit(plan, |_, pending| full.transaction(pending, &saved))?;
         full.finish(&self.programs, &mut self.monitor);
         self.context = Some(context);
-        Ok(outcome.report(&self.installed))
+        Ok(Report { full: true, ..report })
     }
 
     fn sync_changes(&mut self, desired: &Desired, changes: &Changes) -> Result<Report, Error> {
         let context = self.prepare(desired)?;
-        let mut outcome = Outcome::default();
-        let mut pending = Pending { services: BTreeMap::new(), fixed: self.fixed_rules(desired) };
-        let mut add = |name: &NamespacedName| {
-            let service = desired.service(name).filter(|service| outcome.admit(name, service));
-            let installed = self.installed.service(name);
-            let same = match (installed, service) {
-                (Some(entry), Some(service)) => entry.is_of(service, &context),
-                (None, None) => true,
-                _ => false,
-            };
-            if !same {
-                pending.services.insert(name.clone(), service.map(|service| Entry::new(service, &context)));
-            }
-        };
-        if self.context.as_ref().is_some_and(|old| old.differs_for_all(&context)) {
-            desired.services().for_each(|(name, _)| add(name));
-        }
-        changes.services.iter().for_each(&mut add);
-        self.commit(pending, &mut outcome, diff::changes)?;
+        let all = self.context.as_ref().is_none_or(|old| old.differs_for_all(&context));
+        let fixed = self.fixed_rules(desired);
+        let plan = Plan::changes(&self.installed, desired, changes, all, &context, fixed);
+        let report = self.commit(plan, diff::changes)?;
         self.context = Some(context);
-        Ok(outcome.report(&self.installed))
+        Ok(report)
     }
 
     /// Commits until the kernel accepts, setting aside Services whose lines it refuses and stale chains that others use.
     fn commit(
         &mut self,
-        mut pending: Pending,
-        outcome: &mut Outcome,
+        plan: Plan,
         build: impl Fn(&Ruleset, &Pending) -> Transaction,
-    ) -> Result<(), Error> {
-        let mut aside = Aside::default();
-        for attempt in 1.. {
+    ) -> Result<Report, Error> {
+        let Plan { mut pending, isolated } = plan;
+        let mut aside = Aside { isolated, ..Aside::default() };
+        let mut attempts = 0;
+        loop {
             let mut transaction = build(&self.installed, &pending);
             aside.kept_chains.iter().for_each(|chain| transaction.nat.keep_chain(chain));
             let rejected = match self.restore(&transaction) {
                 Ok(()) => {
-                    outcome.committed(&transaction);
                     self.installed.acknowledge(pending);
-                    break;
+                    return Ok(report(&transaction, &self.installed, aside.isolated));
                 }
                 Err(RestoreError::Other(error)) => return Err(error),
                 Err(RestoreError::Lines(lines)) => lines,
             };
-            let isolated = aside.set_aside(&rejected, &transaction, &mut pending, &self.installed);
-            if attempt == ATTEMPTS || !isolated {
-                let text = |number| transaction.line(number).map(|line| line.to_string());
-                return Err(self.programs.rejection(&rejected, text));
+            attempts += 1;
+            let progress = aside.set_aside(&rejected, &transaction, &mut pending, &self.installed);
+            if attempts == ATTEMPTS || !progress {
+                return Err(self.programs.rejection(&rejected, &transaction));
             }
         }
-        outcome.isolated.append(&mut aside.isolated);
-        Ok(())
     }
 
     fn restore(&self, transaction: &Transaction) -> Result<(), RestoreError> {
@@ -218,7 +196,7 @@ impl IptablesDataplane {
         let context = Context {
             family: self.family,
             pods: pod_match(&desired.node.pod_traffic),
-            count_localhost: localhost && self.accounting.counts_localhost(),
+            count_localhost: localhost && self.counters.localhost(),
             large: desired.totals().endpoints > LARGE_CLUSTER_ENDPOINTS,
         };
         let same = self.context.as_ref().filter(|old| ***old == context);
@@ -226,7 +204,7 @@ impl IptablesDataplane {
     }
 
     fn fixed_rules(&self, desired: &Desired) -> FixedRules {
-        let invalid = match (self.invalid_packets_pass, self.accounting.counts_invalid()) {
+        let invalid = match (self.invalid_packets_pass, self.counters.invalid()) {
             (true, _) => InvalidPackets::Pass,
             (false, false) => InvalidPackets::Drop,
             (false, true) => InvalidPackets::DropAndCount,
@@ -238,11 +216,6 @@ impl IptablesDataplane {
     /// Never for IPv6, whose loopback address cannot be routed.
     fn has_localhost_node_ports(&self, desired: &Desired) -> bool {
         self.family == Family::V4 && self.options.localhost_node_ports && desired.node.node_ports_on_loopback
-    }
-
-    /// Whether we write the chain that is shared with the kubelet; else we only make sure that it is there.
-    fn firewall_is_ours(&self, desired: &Desired) -> bool {
-        self.has_localhost_node_ports(desired)
     }
 }
 
@@ -319,45 +292,17 @@ impl Aside {
     }
 }
 
-/// What a sync has done so far.
-#[derive(Default)]
-struct Outcome {
-    full: bool,
-    written: usize,
-    filter_rules: usize,
-    nat_rules: usize,
-    isolated: Vec<Isolated>,
-}
-
-impl Outcome {
-    /// Whether the Service can be written as a rule at all; notes it if not.
-    fn admit(&mut self, name: &NamespacedName, service: &ProxiedService) -> bool {
-        let bad = service.ports.iter().find(|port| !is_safe_name(&port.name));
-        if let Some(port) = bad {
-            let reason = format!("the name {:?} cannot be part of an iptables rule", port.name.to_string());
-            self.isolated.push(Isolated { service: name.clone(), reason });
-        }
-        bad.is_none()
-    }
-
-    fn committed(&mut self, transaction: &Transaction) {
-        self.written = transaction.len();
-        self.filter_rules = transaction.filter.rules();
-        self.nat_rules = transaction.nat.rules();
-    }
-
-    fn report(self, installed: &Ruleset) -> Report {
-        let gauge = |metric, table: Table, value| Gauge {
-            metric,
-            labels: vec![("table", table.as_str().to_owned())],
-            value,
-        };
-        let gauges = vec![
-            gauge("sync_proxy_rules_iptables_total", Table::Filter, installed.rules(Table::Filter)),
-            gauge("sync_proxy_rules_iptables_total", Table::Nat, installed.rules(Table::Nat)),
-            gauge("sync_proxy_rules_iptables_last", Table::Filter, self.filter_rules),
-            gauge("sync_proxy_rules_iptables_last", Table::Nat, self.nat_rules),
-        ];
-        Report { full: self.full, written: self.written, isolated: self.isolated, gauges }
-    }
+fn report(transaction: &Transaction, installed: &Ruleset, isolated: Vec<Isolated>) -> Report {
+    let gauge = |metric, table: Table, value| Gauge {
+        metric,
+        labels: vec![("table", table.as_str().to_owned())],
+        value,
+    };
+    let gauges = vec![
+        gauge("sync_proxy_rules_iptables_total", Table::Filter, installed.rules(Table::Filter)),
+        gauge("sync_proxy_rules_iptables_total", Table::Nat, installed.rules(Table::Nat)),
+        gauge("sync_proxy_rules_iptables_last", Table::Filter, transaction.filter.rules()),
+        gauge("sync_proxy_rules_iptables_last", Table::Nat, transaction.nat.rules()),
+    ];
+    Report { full: false, written: transaction.len(), isolated, gauges }
 }

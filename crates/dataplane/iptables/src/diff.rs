@@ -1,7 +1,6 @@
 //! From what the kernel has to what it is to have: the smallest transaction, in whole chains. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 
 use portwarden_model::{Family, NamespacedName};
 
@@ -117,12 +116,12 @@ fn own_changes(name: &NamespacedName, old: Option<&Entry>, new: Option<&Entry>, 
     let mut gone: BTreeMap<_, _> = old.iter().flat_map(|own| own.iter()).collect();
     for (chain, rules) in new.iter().flat_map(|own| own.iter()) {
         if gone.remove(&chain) != Some(rules) {
-            nat.make_chain(&chain.to_string());
+            nat.make_chain(chain.as_str());
             nat.push_rules(rules, Some(name));
         }
     }
     for chain in gone.into_keys() {
-        nat.delete_chain(&chain.to_string());
+        nat.delete_chain(chain.as_str());
     }
 }
 
@@ -130,17 +129,14 @@ fn write_own(pending: &Pending, saved: &SavedTables<'_>, family: Family, nat: &m
     let saved = saved.nat.as_ref();
     let mut stale: BTreeSet<&str> =
         saved.iter().flat_map(|saved| saved.chains()).filter(|name| is_service_chain(name)).collect();
-    let mut chain_name = String::new();
     for (name, entry) in &pending.services {
         let Some(entry) = entry else { continue };
         for (chain, rules) in entry.own().iter() {
-            chain_name.clear();
-            write!(chain_name, "{chain}").expect("writing to a string cannot fail");
-            stale.remove(chain_name.as_str());
-            if saved.is_some_and(|saved| saved.matches(&chain_name, rules, family)) {
+            stale.remove(chain.as_str());
+            if saved.is_some_and(|saved| saved.matches(chain.as_str(), rules, family)) {
                 continue;
             }
-            nat.make_chain(&chain_name);
+            nat.make_chain(chain.as_str());
             nat.push_rules(rules, Some(name));
         }
     }

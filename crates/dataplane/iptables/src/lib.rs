@@ -4,9 +4,9 @@
 //! [`command`] hands them to `iptables-restore`. [`IptablesDataplane`] ties this together for one family. `docs/iptables.md` shows the
 //! path of a packet and how to look at the rules.
 
-mod accounting;
 mod cleanup;
 pub mod command;
+mod counters;
 mod dataplane;
 pub mod diff;
 mod error;
@@ -15,6 +15,7 @@ pub mod jumps;
 mod monitor;
 pub mod names;
 mod options;
+pub mod plan;
 pub mod render;
 pub mod ruleset;
 pub mod saved;
@@ -24,6 +25,7 @@ pub mod transaction;
 
 pub use cleanup::{cleanup, cleanup_with};
 pub use command::{Programs, Variant};
+pub use counters::{PACKET_COUNTERS, PacketCounter};
 pub use dataplane::{Failures, IptablesDataplane};
 pub use error::{CleanupError, Error};
 pub use options::Options;

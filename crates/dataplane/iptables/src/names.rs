@@ -1,7 +1,6 @@
 //! Names of chains and counters: the fixed ones, and those made from a hash of what they stand for.
 
 use std::fmt;
-use std::net::SocketAddr;
 
 use data_encoding::BASE32;
 use portwarden_model::PortName;
@@ -32,7 +31,7 @@ pub const LOCALHOST_COUNTER: &str = "localhost_nps_accepted_pkts";
 pub const INVALID_COUNTER: &str = "ct_state_invalid_dropped_pkts";
 
 /// What a chain of a service port is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// Chooses among endpoints anywhere.
     Cluster,
@@ -63,23 +62,30 @@ impl Role {
 /// The name of a chain that belongs to one service port, all in the nat table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceChain {
-    role: Role,
-    hash: [u8; HASH_LENGTH],
+    text: [u8; LONGEST_PREFIX + HASH_LENGTH],
+    length: u8,
 }
 
-/// Kernels limit chain names to 28 characters, so a hash is cut to this length.
+/// `KUBE-SVC-`.
+const LONGEST_PREFIX: usize = 9;
+/// The kernel limits chain names to 28 characters, so a hash is cut to this length.
 const HASH_LENGTH: usize = 16;
 /// Bytes of SHA-256 that base32 turns into [`HASH_LENGTH`] characters.
 const HASH_BYTES: usize = 10;
 
 impl ServiceChain {
-    /// What the chain is for.
-    pub fn role(&self) -> Role {
-        self.role
+    fn new(role: Role, hash: [u8; HASH_LENGTH]) -> Self {
+        let prefix = role.prefix().as_bytes();
+        let mut text = [0; LONGEST_PREFIX + HASH_LENGTH];
+        let length = prefix.len() + HASH_LENGTH;
+        text[..prefix.len()].copy_from_slice(prefix);
+        text[prefix.len()..length].copy_from_slice(&hash);
+        ServiceChain { text, length: u8::try_from(length).expect("a name has at most 25 characters") }
     }
 
-    fn hash(&self) -> &str {
-        std::str::from_utf8(&self.hash).expect("base32 is ASCII")
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.text[..usize::from(self.length)]).expect("prefixes and base32 are ASCII")
     }
 }
 
@@ -90,8 +96,7 @@ pub fn is_service_chain(name: &str) -> bool {
 
 impl fmt::Display for ServiceChain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.role.prefix())?;
-        f.write_str(self.hash())
+        f.write_str(self.as_str())
     }
 }
 
@@ -119,26 +124,13 @@ impl PortChains {
 
     /// The port's chain with this role; endpoints have [`PortChains::endpoint`].
     pub fn chain(&self, role: Role) -> ServiceChain {
-        ServiceChain { role, hash: self.hash }
+        ServiceChain::new(role, self.hash)
     }
 
-    /// The chain of one endpoint.
-    pub fn endpoint(&self, address: SocketAddr) -> ServiceChain {
-        let mut text = [0; LONGEST_ADDRESS];
-        let state = self.state.clone().chain_update(write_address(address, &mut text));
-        ServiceChain { role: Role::Endpoint, hash: finish(state) }
+    /// The chain of one endpoint, given as `ip:port` or `[ip]:port`.
+    pub fn endpoint(&self, address: &str) -> ServiceChain {
+        ServiceChain::new(Role::Endpoint, finish(self.state.clone().chain_update(address)))
     }
-}
-
-/// `[ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255]:65535` and a little room.
-const LONGEST_ADDRESS: usize = 56;
-
-fn write_address(address: SocketAddr, text: &mut [u8; LONGEST_ADDRESS]) -> &[u8] {
-    use std::io::Write;
-    let mut rest = &mut text[..];
-    write!(rest, "{address}").expect("the buffer holds every address and port");
-    let unused = rest.len();
-    &text[..LONGEST_ADDRESS - unused]
 }
 
 fn finish(state: Sha256) -> [u8; HASH_LENGTH] {
@@ -179,10 +171,10 @@ mod tests {
     #[test]
     fn endpoints_are_hashed_with_their_port_and_ipv6_in_brackets() {
         let web = chains("web", "http", Protocol::Tcp);
-        let endpoint = web.endpoint("10.244.0.11:8080".parse().unwrap());
+        let endpoint = web.endpoint("10.244.0.11:8080");
         assert_eq!(endpoint.to_string(), "KUBE-SEP-QRUEL26JRDPVFLID");
         let six = chains("six", "http", Protocol::Tcp);
-        let endpoint = six.endpoint("[fd00:10:244::24]:8080".parse().unwrap());
+        let endpoint = six.endpoint("[fd00:10:244::24]:8080");
         assert_eq!(endpoint.to_string(), "KUBE-SEP-UZAQBLS5OCRWV5E7");
     }
 

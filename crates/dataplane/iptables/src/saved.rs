@@ -4,7 +4,6 @@
 //! that are right already; a chain that a tool of another version prints in yet another way is merely written once more.
 
 use std::collections::HashMap;
-use std::fmt::Write;
 
 use portwarden_model::Family;
 
@@ -78,25 +77,28 @@ fn is_rule_of(line: &str, chain: &str) -> bool {
 
 /// Appends how `iptables-save` prints a rule that was given to `iptables-restore` in the form that this crate renders.
 pub fn saved_form(rule: &str, family: Family, out: &mut String) {
-    let mut form = Form { family, chain: "", addresses: [None; 4], matches: String::new() };
+    let mut form =
+        Form { family, chain: "", addresses: [None; 4], matches: String::with_capacity(rule.len() + 32) };
     form.read(&mut Words(rule));
-    out.push_str("-A ");
-    out.push_str(form.chain);
-    for (flag, (negated, value)) in
-        ["-s", "-d", "-i", "-p"].into_iter().zip(form.addresses).filter_map(|(f, a)| Some((f, a?)))
-    {
-        let is_address = matches!(flag, "-s" | "-d");
-        let length = if !is_address || value.contains('/') { "" } else { form.host_length() };
-        push(out, format_args!("{} {flag} {value}{length}", if negated { " !" } else { "" }));
+    push(out, &["-A ", form.chain]);
+    for (flag, address) in ADDRESSES.into_iter().zip(form.addresses) {
+        let Some((negated, value)) = address else { continue };
+        push(out, &[not(negated), " ", flag, " ", value]);
+        if matches!(flag, "-s" | "-d") && !value.contains('/') {
+            out.push_str(if family == Family::V4 { "/32" } else { "/128" });
+        }
     }
     out.push_str(&form.matches);
 }
+
+/// Printed before everything else, in this order.
+const ADDRESSES: [&str; 4] = ["-s", "-d", "-i", "-p"];
 
 /// A rule on its way from one form to the other.
 struct Form<'a> {
     family: Family,
     chain: &'a str,
-    /// `-s`, `-d`, `-i`, `-p`: printed first and in this order. Each with whether it is negated.
+    /// The values of [`ADDRESSES`], each with whether it is negated.
     addresses: [Option<(bool, &'a str)>; 4],
     /// Matches and target, printed in the order given.
     matches: String,
@@ -106,17 +108,18 @@ impl<'a> Form<'a> {
     fn read(&mut self, words: &mut Words<'a>) {
         let mut negated = false;
         while let Some(word) = words.next() {
-            let address = ["-s", "-d", "-i", "-p"].iter().position(|flag| *flag == word);
-            match (word, address) {
-                ("!", _) => {
+            match word {
+                "!" => {
                     negated = true;
                     continue;
                 }
-                (_, Some(index)) => self.addresses[index] = words.next().map(|value| (negated, value)),
-                ("-A", _) => self.chain = words.next().unwrap_or(""),
-                ("-m", _) => self.read_match(words),
-                ("-j", _) => self.read_target(words),
-                (option, _) => self.option(option, negated, words),
+                "-A" => self.chain = words.next().unwrap_or(""),
+                "-m" => self.read_match(words),
+                "-j" => self.read_target(words),
+                _ => match ADDRESSES.iter().position(|flag| *flag == word) {
+                    Some(index) => self.addresses[index] = words.next().map(|value| (negated, value)),
+                    None => self.option(word, negated, words),
+                },
             }
             negated = false;
         }
@@ -124,83 +127,81 @@ impl<'a> Form<'a> {
 
     fn read_match(&mut self, words: &mut Words<'a>) {
         let name = words.next().unwrap_or("");
+        push(&mut self.matches, &[" -m ", name]);
         if name == "recent" {
             self.read_recent(words);
-        } else {
-            push(&mut self.matches, format_args!(" -m {name}"));
         }
     }
 
     /// `--name X` is printed last, with defaults that nobody gave.
     fn read_recent(&mut self, words: &mut Words<'a>) {
         let (_, name) = (words.next(), words.next().unwrap_or(""));
-        self.matches.push_str(" -m recent");
         while let Some(word) = words.peek().filter(|word| !matches!(*word, "-m" | "-j")) {
             words.next();
-            push(&mut self.matches, format_args!(" {word}"));
+            push(&mut self.matches, &[" ", word]);
         }
         let mask = match self.family {
             Family::V4 => "255.255.255.255",
             Family::V6 => "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
         };
-        push(&mut self.matches, format_args!(" --name {name} --mask {mask} --rsource"));
+        push(&mut self.matches, &[" --name ", name, " --mask ", mask, " --rsource"]);
     }
 
     fn read_target(&mut self, words: &mut Words<'a>) {
         let target = words.next().unwrap_or("");
-        push(&mut self.matches, format_args!(" -j {target}"));
+        push(&mut self.matches, &[" -j ", target]);
         if target == "REJECT" {
             let kind = if self.family == Family::V4 { "icmp" } else { "icmp6" };
-            push(&mut self.matches, format_args!(" --reject-with {kind}-port-unreachable"));
+            push(&mut self.matches, &[" --reject-with ", kind, "-port-unreachable"]);
         }
     }
 
     fn option(&mut self, option: &str, negated: bool, words: &mut Words<'a>) {
-        let not = if negated { " !" } else { "" };
         let value = words.peek().filter(|word| !word.starts_with('-'));
         if value.is_some() {
             words.next();
         }
         let value = value.unwrap_or("");
-        let out = &mut self.matches;
+        let (out, not) = (&mut self.matches, not(negated));
         match option {
-            "--comment" => push(out, format_args!(" --comment \"{}\"", value.trim_matches('"'))),
+            "--comment" => push(out, &[" --comment \"", value.trim_matches('"'), "\""]),
             "--mark" => {
                 let (mark, mask) = value.split_once('/').unwrap_or((value, value));
-                push(out, format_args!("{not} --mark {}/{}", short_hex(mark), short_hex(mask)));
+                push(out, &[not, " --mark 0x", hex_digits(mark), "/0x", hex_digits(mask)]);
             }
-            "--or-mark" => push(out, format_args!(" --set-xmark {0}/{0}", short_hex(value))),
-            "--xor-mark" => push(out, format_args!(" --set-xmark {}/0x0", short_hex(value))),
-            "--probability" => push(out, format_args!(" --probability {:.11}", stored_probability(value))),
+            "--or-mark" => push(out, &[" --set-xmark 0x", hex_digits(value), "/0x", hex_digits(value)]),
+            "--xor-mark" => push(out, &[" --set-xmark 0x", hex_digits(value), "/0x0"]),
+            "--probability" => push(out, &[" --probability ", &stored_probability(value)]),
             // The extension really prints two spaces.
-            "--nfacct-name" => push(out, format_args!(" --nfacct-name  {value}")),
-            _ if value.is_empty() => push(out, format_args!("{not} {option}")),
-            _ => push(out, format_args!("{not} {option} {value}")),
-        }
-    }
-
-    fn host_length(&self) -> &'static str {
-        match self.family {
-            Family::V4 => "/32",
-            Family::V6 => "/128",
+            "--nfacct-name" => push(out, &[" --nfacct-name  ", value]),
+            _ if value.is_empty() => push(out, &[not, " ", option]),
+            _ => push(out, &[not, " ", option, " ", value]),
         }
     }
 }
 
-fn push(out: &mut String, text: std::fmt::Arguments<'_>) {
-    out.write_fmt(text).expect("writing to a string cannot fail");
+fn push(out: &mut String, parts: &[&str]) {
+    parts.iter().for_each(|part| out.push_str(part));
 }
 
-/// `0x00004000` without the zeros.
-fn short_hex(text: &str) -> String {
-    let digits = text.trim_start_matches("0x").trim_start_matches('0');
-    format!("0x{}", if digits.is_empty() { "0" } else { digits })
+fn not(negated: bool) -> &'static str {
+    if negated { " !" } else { "" }
+}
+
+/// `0x00004000` as `4000`.
+fn hex_digits(text: &str) -> &str {
+    let digits = text.trim_start_matches("0x");
+    match digits.trim_start_matches('0') {
+        "" => "0",
+        digits => digits,
+    }
 }
 
 /// The kernel keeps 31 bits of a probability.
-fn stored_probability(text: &str) -> f64 {
+fn stored_probability(text: &str) -> String {
     let scale = f64::from(1u32 << 31);
-    (text.parse::<f64>().unwrap_or(0.0) * scale).round() / scale
+    let stored = (text.parse::<f64>().unwrap_or(0.0) * scale).round() / scale;
+    format!("{stored:.11}")
 }
 
 /// Words separated by spaces; text in double quotes is one word, quotes included.

@@ -4,7 +4,6 @@ use std::fmt;
 
 use portwarden_model::NamespacedName;
 
-use crate::names::is_service_chain;
 use crate::table::Table;
 
 /// What `iptables-restore` is to do: the filter table first, then nat. Each table changes in one step.
@@ -174,7 +173,6 @@ impl Section {
 
     /// Empties and removes a chain, if it exists: making it first covers both cases.
     pub fn delete_chain(&mut self, name: &str) {
-        debug_assert!(is_service_chain(name), "{name} is not ours to delete");
         self.make_chain(name);
         self.deletes.push(name.to_owned());
     }

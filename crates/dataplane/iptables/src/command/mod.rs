@@ -4,7 +4,7 @@ mod process;
 mod restore_error;
 
 use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use portwarden_model::Family;
@@ -96,6 +96,14 @@ impl Programs {
         }
     }
 
+    /// The same programs in one folder instead of PATH.
+    pub fn in_folder(mut self, folder: &Path) -> Self {
+        for program in [&mut self.iptables, &mut self.save, &mut self.restore] {
+            *program = folder.join(&*program);
+        }
+        self
+    }
+
     /// Sets a variable in the environment of the programs.
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.environment.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
@@ -171,23 +179,9 @@ impl Programs {
     pub fn restore(&self, transaction: &Transaction) -> Result<(), RestoreError> {
         let lines = u32::try_from(transaction.len()).unwrap_or(u32::MAX);
         let limit = self.limit + LIMIT_PER_LINE.saturating_mul(lines);
-        self.restore_text(&[], limit, transaction.pieces())
-    }
-
-    /// Carries out a transaction on one table, given as text.
-    pub(crate) fn restore_table(&self, table: Table, text: &str) -> Result<(), RestoreError> {
-        self.restore_text(&["-T", table.as_str()], self.limit, [text].into_iter())
-    }
-
-    fn restore_text<'a>(
-        &self,
-        arguments: &[&str],
-        limit: Duration,
-        text: impl Iterator<Item = &'a str> + Send,
-    ) -> Result<(), RestoreError> {
-        let arguments = [&["-w", LOCK_WAIT], arguments, &["--noflush", "--counters"]].concat();
-        let finished = Process::new(&self.restore, &arguments, &self.environment).run(limit, text);
-        let finished = finished.map_err(RestoreError::Other)?;
+        let arguments = ["-w", LOCK_WAIT, "--noflush", "--counters"];
+        let process = Process::new(&self.restore, &arguments, &self.environment);
+        let finished = process.run(limit, transaction.pieces()).map_err(RestoreError::Other)?;
         match finished.successful() {
             Ok(_) => Ok(()),
             Err(error @ Error::Failed { .. }) => match restore_error::rejected_lines(&finished.errors) {
@@ -198,18 +192,13 @@ impl Programs {
         }
     }
 
-    /// The error for lines that were refused, with the first of them in full.
-    pub(crate) fn rejection(
-        &self,
-        lines: &[RejectedLine],
-        text: impl FnOnce(usize) -> Option<String>,
-    ) -> Error {
-        let program = self.restore.display().to_string();
+    /// The error for lines of a transaction that were refused, with the first of them in full.
+    pub(crate) fn rejection(&self, lines: &[RejectedLine], transaction: &Transaction) -> Error {
         let (number, message) = lines.first().map_or((0, ""), |line| (line.number, &line.message));
         Error::Rejected {
-            program,
+            program: self.restore.display().to_string(),
             number,
-            text: text(number).unwrap_or_default(),
+            text: transaction.line(number).map(|line| line.to_string()).unwrap_or_default(),
             message: message.to_owned(),
         }
     }

@@ -1,95 +1,116 @@
-//! How an endpoint is chosen, and what happens on the way to it.
+//! How an endpoint is chosen, and what happens on the way to it. These rules are nearly all of a large rule set.
 
-use portwarden_model::{Backend, Pool};
+use std::net::SocketAddr;
+
+use portwarden_model::Pool;
 
 use super::own::OwnChains;
-use super::{Port, rule};
+use super::{Port, push};
 use crate::names::{MARK_MASQ, ServiceChain};
 
+/// One endpoint as it appears in rules.
+pub(super) struct Target {
+    address: SocketAddr,
+    /// `ip:port` or `[ip]:port`.
+    text: String,
+    chain: ServiceChain,
+}
+
+impl Target {
+    /// The address alone.
+    fn ip(&self) -> &str {
+        let ip = self.text.rsplit_once(':').map_or("", |(ip, _)| ip);
+        ip.trim_start_matches('[').trim_end_matches(']')
+    }
+}
+
 impl Port<'_> {
-    /// The rules of `chain` that choose one endpoint of a pool.
-    pub(super) fn dispatch_rules(&self, chain: ServiceChain, pool: &Pool, rules: &mut String) {
+    /// All endpoints that some policy can reach, in the order of pools.
+    pub(super) fn targets(&self) -> Vec<Target> {
+        let reachable = self.port.reachable().into_iter();
+        let target = |address: SocketAddr| {
+            let text = address.to_string();
+            Target { address, chain: self.chains.endpoint(&text), text }
+        };
+        reachable.map(|backend| target(backend.address())).collect()
+    }
+
+    /// The rules of `chain` that choose one endpoint of a pool. `targets` holds at least the pool's.
+    pub(super) fn dispatch_rules(
+        &self,
+        chain: ServiceChain,
+        pool: &Pool,
+        targets: &[Target],
+        rules: &mut String,
+    ) {
+        let chain = chain.as_str();
         // A client that was here before goes back to its endpoint.
         if let Some(seconds) = self.port.affinity {
-            for backend in pool.iter() {
-                let endpoint = self.chains.endpoint(backend.address());
-                self.start_dispatch(chain, backend, rules);
-                rule!(
-                    rules,
-                    " -m recent --name {endpoint} --rcheck --seconds {seconds} --reap -j {endpoint}"
-                );
+            let seconds = seconds.to_string();
+            for target in in_pool(pool, targets) {
+                let endpoint = target.chain.as_str();
+                self.start_dispatch(chain, target, rules);
+                push(rules, &[" -m recent --name ", endpoint, " --rcheck --seconds ", &seconds, " --reap"]);
+                push(rules, &[" -j ", endpoint, "\n"]);
             }
         }
-        let last = pool.len().saturating_sub(1);
-        for (index, backend) in pool.iter().enumerate() {
-            let endpoint = self.chains.endpoint(backend.address());
-            self.start_dispatch(chain, backend, rules);
-            if index < last {
-                let probability = Probability(pool.len() - index);
-                rule!(rules, " -m statistic --mode random --probability {probability} -j {endpoint}");
-            } else {
-                rule!(rules, " -j {endpoint}");
+        for (target, left) in in_pool(pool, targets).zip((1..=pool.len()).rev()) {
+            self.start_dispatch(chain, target, rules);
+            if left > 1 {
+                push(rules, &[" -m statistic --mode random --probability ", &probability(left)]);
             }
+            push(rules, &[" -j ", target.chain.as_str(), "\n"]);
         }
     }
 
-    fn start_dispatch(&self, chain: ServiceChain, backend: Backend, rules: &mut String) {
-        use std::fmt::Write;
-        let written = if self.context.large {
-            write!(rules, "-A {chain}")
-        } else {
-            write!(rules, "-A {chain} -m comment --comment \"{} -> {}\"", self.name, backend.address())
-        };
-        written.expect("writing to a string cannot fail");
+    fn start_dispatch(&self, chain: &str, target: &Target, rules: &mut String) {
+        push(rules, &["-A ", chain]);
+        if !self.context.large {
+            push(rules, &[" -m comment --comment \"", &self.name, " -> ", &target.text, "\""]);
+        }
     }
 
-    /// One chain for each endpoint that some policy can reach.
-    pub(super) fn endpoint_chains(&self, own: &mut OwnChains) {
+    /// One chain for each endpoint.
+    pub(super) fn endpoint_chains(&self, targets: &[Target], own: &mut OwnChains) {
         let p = self.protocol;
-        for backend in self.port.reachable() {
-            let chain = self.chains.endpoint(backend.address());
-            own.add(chain, |rules| {
+        for target in targets {
+            let chain = target.chain.as_str();
+            own.add(target.chain, |rules| {
                 // A connection from an endpoint to itself must come back through this node.
                 self.start_endpoint(chain, rules);
-                rule!(rules, " -s {} -j {MARK_MASQ}", backend.ip);
+                push(rules, &[" -s ", target.ip(), " -j ", MARK_MASQ, "\n"]);
                 self.start_endpoint(chain, rules);
-                let address = backend.address();
                 if self.port.affinity.is_some() {
-                    rule!(
-                        rules,
-                        " -m recent --name {chain} --set -m {p} -p {p} -j DNAT --to-destination {address}"
-                    );
-                } else {
-                    rule!(rules, " -m {p} -p {p} -j DNAT --to-destination {address}");
+                    push(rules, &[" -m recent --name ", chain, " --set"]);
                 }
+                push(rules, &[" -m ", p, " -p ", p, " -j DNAT --to-destination ", &target.text, "\n"]);
             });
         }
     }
 
-    fn start_endpoint(&self, chain: ServiceChain, rules: &mut String) {
-        use std::fmt::Write;
-        let written = if self.context.large {
-            write!(rules, "-A {chain}")
-        } else {
-            write!(rules, "-A {chain} -m comment --comment {}", self.name)
-        };
-        written.expect("writing to a string cannot fail");
+    fn start_endpoint(&self, chain: &str, rules: &mut String) {
+        push(rules, &["-A ", chain]);
+        if !self.context.large {
+            push(rules, &[" -m comment --comment ", &self.name]);
+        }
     }
 }
 
-/// One in so many, with ten decimals: the kernel stores another number if it is given more.
-struct Probability(usize);
+/// The targets that are in a pool. Both are in the same order.
+fn in_pool<'a>(pool: &Pool, targets: &'a [Target]) -> impl Iterator<Item = &'a Target> {
+    let mut targets = targets.iter();
+    pool.iter().filter_map(move |backend| targets.find(|target| target.address == backend.address()))
+}
 
-impl std::fmt::Display for Probability {
-    #[expect(clippy::cast_precision_loss, reason = "no pool has 2^53 endpoints")]
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:.10}", 1.0 / self.0 as f64)
-    }
+/// One in so many, with ten decimals: the kernel stores another number if it is given more.
+#[expect(clippy::cast_precision_loss, reason = "no pool has 2^53 endpoints")]
+fn probability(one_in: usize) -> String {
+    format!("{:.10}", 1.0 / one_in as f64)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Probability;
+    use super::probability;
 
     #[test]
     fn probabilities_have_ten_decimals() {
@@ -98,9 +119,11 @@ mod tests {
             (3, "0.3333333333"),
             (6, "0.1666666667"),
             (44, "0.0227272727"),
+            // Exactly between two: rounds to even.
+            (2048, "0.0004882812"),
             (100_001, "0.0000099999"),
         ] {
-            assert_eq!(Probability(one_in).to_string(), text);
+            assert_eq!(probability(one_in), text);
         }
     }
 }

@@ -93,6 +93,11 @@ fn refusal(verdict: Verdict) -> Option<(&'static str, &'static str)> {
     }
 }
 
+/// Appends the parts one after the other; several times faster than formatting.
+fn push(out: &mut String, parts: &[&str]) {
+    parts.iter().for_each(|part| out.push_str(part));
+}
+
 /// Appends one line, written like `format!`.
 macro_rules! rule {
     ($out:expr, $($template:tt)*) => {{

@@ -51,16 +51,17 @@ impl Port<'_> {
         if self.has_firewall() {
             own.add(self.chains.chain(Role::Firewall), |rules| self.firewall_rules(rules));
         }
+        let targets = self.targets();
         for (kind, role) in [(PoolKind::Cluster, Role::Cluster), (PoolKind::Local, Role::Local)] {
             if self.port.pool(kind).is_empty() {
                 continue;
             }
             own.add(self.chains.chain(role), |rules| {
                 self.cluster_ip_masquerade(kind, rules);
-                self.dispatch_rules(self.chains.chain(role), self.port.pool(kind), rules);
+                self.dispatch_rules(self.chains.chain(role), self.port.pool(kind), &targets, rules);
             });
         }
-        self.endpoint_chains(own);
+        self.endpoint_chains(&targets, own);
     }
 
     /// Traffic to the cluster address that may come from outside the cluster must find its way back through this node.

@@ -1,0 +1,219 @@
+//! What the tests of this crate share: clusters from manifests, tables in namespaces, rule sets in a comparable form.
+
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
+
+pub mod random;
+pub mod simulator;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use portwarden_iptables::{IptablesDataplane, Options, PACKET_COUNTERS, Programs, Variant};
+use portwarden_model::object::{EndpointSlice, Node, Service};
+use portwarden_model::{Changes, Cluster, DetectLocal, Event, Family, Interner, Kind, Settings, manifest};
+use portwarden_testkit::Namespace;
+use serde_json::Value;
+
+pub const VARIANTS: [Variant; 2] = [Variant::Nft, Variant::Legacy];
+
+/// A file of the recorded reference.
+pub fn fixture(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()))
+}
+
+/// The settings with which the reference was recorded.
+pub fn recorded_settings() -> Settings {
+    Settings {
+        detect_local: DetectLocal::ClusterCidr(vec![
+            "10.244.0.0/16".parse().unwrap(),
+            "fd00:244::/32".parse().unwrap(),
+        ]),
+        ..Settings::new("node-a")
+    }
+}
+
+/// A cluster with all objects of a file with a List, and the Node of another.
+pub fn cluster(settings: Settings, objects: &str, node: &str) -> Cluster {
+    let mut cluster = Cluster::new(settings);
+    let kinds = [Kind::Service, Kind::EndpointSlice, Kind::Node];
+    for kind in kinds {
+        cluster.apply(Event::ListStarted(kind));
+    }
+    let list: Value = serde_json::from_str(&fixture(objects)).unwrap();
+    for item in list["items"].as_array().unwrap() {
+        if let Some(event) = event(item) {
+            cluster.apply(event);
+        }
+    }
+    let node: manifest::Node = serde_json::from_str(&fixture(node)).unwrap();
+    cluster.apply(Event::NodeApplied(Node::from_manifest(&node).0));
+    cluster.apply(Event::HostAddresses(Box::from(host_addresses())));
+    for kind in kinds {
+        cluster.apply(Event::ListDone(kind));
+    }
+    cluster.resolve();
+    cluster
+}
+
+/// The addresses that the recorded node had.
+pub fn host_addresses() -> [IpAddr; 4] {
+    ["127.0.0.1", "::1", "10.200.0.2", "fd00:200::2"].map(|ip| ip.parse().unwrap())
+}
+
+/// What a source would tell about a manifest.
+pub fn event(item: &Value) -> Option<Event> {
+    let mut names = Interner::default();
+    match item["kind"].as_str() {
+        Some("Service") => {
+            let service: manifest::Service = serde_json::from_value(item.clone()).unwrap();
+            Service::from_manifest(&service, &mut names).0.map(Event::ServiceApplied)
+        }
+        Some("EndpointSlice") => {
+            let slice: manifest::EndpointSlice = serde_json::from_value(item.clone()).unwrap();
+            EndpointSlice::from_manifest(&slice, &mut names).0.map(Event::SliceApplied)
+        }
+        other => panic!("a {other:?} among the objects"),
+    }
+}
+
+/// A namespace whose iptables have a lock of their own, so that tests do not wait for each other.
+pub struct Tables {
+    pub namespace: Namespace,
+    pub variant: Variant,
+    lock: tempfile::TempDir,
+}
+
+impl Tables {
+    pub fn new(name: &str, variant: Variant) -> Tables {
+        let namespace = Namespace::new(format!("{name}-{variant:?}")).unwrap();
+        Tables { namespace, variant, lock: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn lock_file(&self) -> PathBuf {
+        self.lock.path().join("xtables.lock")
+    }
+
+    pub fn programs(&self, family: Family) -> Programs {
+        Programs::new(family, self.variant).env("XTABLES_LOCKFILE", self.lock_file())
+    }
+
+    pub fn dataplane(&self, family: Family, options: Options) -> IptablesDataplane {
+        let _inside = self.namespace.enter().unwrap();
+        IptablesDataplane::with_programs(family, options, self.programs(family)).unwrap()
+    }
+
+    /// Runs one of the family's programs: `""` for iptables itself, or `-save`, `-restore`.
+    pub fn run(
+        &self,
+        family: Family,
+        program: &str,
+        arguments: &[&str],
+        input: &str,
+    ) -> anyhow::Result<String> {
+        let stem = if family == Family::V4 { "iptables" } else { "ip6tables" };
+        let variant = if self.variant == Variant::Nft { "nft" } else { "legacy" };
+        self.namespace
+            .command(&format!("{stem}-{variant}{program}"))
+            .env("XTABLES_LOCKFILE", self.lock_file())
+            .args(arguments)
+            .input(input)
+            .run()
+    }
+
+    pub fn save(&self, family: Family) -> String {
+        self.run(family, "-save", &[], "").unwrap()
+    }
+
+    /// All rules in comparable form.
+    pub fn rules(&self, family: Family) -> String {
+        canonical(&self.save(family))
+    }
+
+    /// Loads rules as saved; those that count need their counters first.
+    pub fn load(&self, family: Family, saved: &str) {
+        let inside = self.namespace.enter().unwrap();
+        let mut accounting = portwarden_netlink::nfacct::Accounting::open().unwrap();
+        PACKET_COUNTERS.iter().for_each(|counter| accounting.ensure(counter.object).unwrap());
+        drop(inside);
+        self.run(family, "-restore", &["-w", "5"], saved).unwrap();
+    }
+}
+
+/// Rules in an order that does not depend on chance: tables by name; in the chains that all Services share, the lines of a service
+/// port together, by its name. Counters and comments of the tools are left out.
+pub fn canonical(saved: &str) -> String {
+    let mut tables: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    let mut table = "";
+    for line in saved.lines().filter(|line| !line.starts_with('#') && *line != "COMMIT") {
+        match line.strip_prefix('*') {
+            Some(name) => table = name,
+            None => tables.entry(table).or_default().push(without_counters(line)),
+        }
+    }
+    let mut out = String::new();
+    for (name, mut lines) in tables {
+        lines.sort_by_key(|line| sort_key(line));
+        out.push_str(&format!("*{name}\n{}\n", lines.join("\n")));
+    }
+    out
+}
+
+fn without_counters(line: &str) -> String {
+    match line.split_once(" [") {
+        Some((chain, _)) if line.starts_with(':') => chain.to_owned(),
+        _ => line.to_owned(),
+    }
+}
+
+/// Chains, then rules by chain; the sort keeps the order of equal keys.
+fn sort_key(line: &str) -> (u8, String, String) {
+    let Some(rule) = line.strip_prefix("-A ") else { return (0, line.to_owned(), String::new()) };
+    let chain = rule.split(' ').next().unwrap();
+    let shared = ["KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-FIREWALL"];
+    if !shared.contains(&chain) {
+        return (1, chain.to_owned(), String::new());
+    }
+    let comment = rule.split('"').nth(1).unwrap();
+    let port = comment.split(' ').next().unwrap();
+    // The way to the node ports must be last, in whatever order its addresses are.
+    let key = if port == "kubernetes" { format!("~{rule}") } else { port.to_owned() };
+    (1, chain.to_owned(), key)
+}
+
+/// Fails with the lines that differ.
+pub fn assert_same(actual: &str, expected: &str, what: &str) {
+    if actual == expected {
+        return;
+    }
+    let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+    let (ours, theirs) = (lines(actual), lines(expected));
+    let only = |a: &[String], b: &[String]| {
+        a.iter().filter(|line| !b.contains(line)).cloned().collect::<Vec<_>>().join("\n  ")
+    };
+    panic!(
+        "{what}: rules differ\nonly ours:\n  {}\nonly expected:\n  {}\nfirst difference: {:?}",
+        only(&ours, &theirs),
+        only(&theirs, &ours),
+        ours.iter().zip(&theirs).find(|(a, b)| a != b)
+    );
+}
+
+/// Syncs everything.
+pub fn full_sync(dataplane: &mut IptablesDataplane, tables: &Tables, cluster: &Cluster) {
+    sync(dataplane, tables, cluster, &Changes::everything()).unwrap();
+}
+
+/// Syncs what changed.
+pub fn sync(
+    dataplane: &mut IptablesDataplane,
+    tables: &Tables,
+    cluster: &Cluster,
+    changes: &Changes,
+) -> Result<portwarden_model::Report, portwarden_model::SyncError> {
+    use portwarden_model::Dataplane;
+    let _inside = tables.namespace.enter().unwrap();
+    let desired = cluster.desired(dataplane.family());
+    dataplane.sync(desired, changes)
+}

@@ -1,0 +1,262 @@
+//! What happens when programs, kernel or other people get in the way.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use common::{Tables, VARIANTS, assert_same, cluster, full_sync, recorded_settings, sync};
+use nix::fcntl::{Flock, FlockArg};
+use portwarden_iptables::{Error, IptablesDataplane, Options, Programs, Variant};
+use portwarden_model::object::{EndpointSlice, Service};
+use portwarden_model::{Changes, Cluster, Dataplane, Event, Family, Interner, NamespacedName, manifest};
+use serde_json::json;
+
+const FAMILY: Family = Family::V4;
+
+fn reference_cluster() -> Cluster {
+    cluster(recorded_settings(), "reference/objects.json", "reference/node.json")
+}
+
+/// Programs in a folder: the real ones, but for those that a test replaces by a script.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Folder {
+        let folder = Folder(tempfile::tempdir().unwrap());
+        for name in ["iptables-nft", "iptables-nft-save", "iptables-nft-restore"] {
+            std::os::unix::fs::symlink(Path::new("/usr/sbin").join(name), folder.0.path().join(name))
+                .unwrap();
+        }
+        folder
+    }
+
+    fn replace(&self, name: &str, script: &str) {
+        let path = self.0.path().join(name);
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    fn programs(&self) -> Programs {
+        Programs::new(FAMILY, Variant::Nft).in_folder(self.0.path())
+    }
+
+    fn dataplane(&self, tables: &Tables, programs: Programs) -> IptablesDataplane {
+        let _inside = tables.namespace.enter().unwrap();
+        IptablesDataplane::with_programs(FAMILY, Options::default(), programs).unwrap()
+    }
+}
+
+#[test]
+fn a_missing_program_is_named_with_advice() {
+    let nowhere = tempfile::tempdir().unwrap();
+    let programs = Programs::new(FAMILY, Variant::FromPath).in_folder(nowhere.path());
+    let error = IptablesDataplane::with_programs(FAMILY, Options::default(), programs).unwrap_err();
+    assert!(matches!(error, Error::Start { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("iptables: it is not installed; install iptables"), "{text}");
+}
+
+#[test]
+fn packet_marks_have_32_bits() {
+    let options = Options { masquerade_bit: 32, ..Options::default() };
+    let error = IptablesDataplane::new(FAMILY, options).unwrap_err();
+    assert!(matches!(error, Error::MasqueradeBit(32)), "{error:?}");
+}
+
+#[test]
+fn a_rejected_line_is_shown() {
+    let tables = Tables::new("rejected", Variant::Nft);
+    let folder = Folder::new();
+    folder.replace(
+        "iptables-nft-restore",
+        "cat > /dev/null; echo 'iptables-restore: line 2 failed' >&2; exit 1",
+    );
+    let mut dataplane = folder.dataplane(&tables, folder.programs());
+    let failures = dataplane.failures();
+    let error = sync(&mut dataplane, &tables, &reference_cluster(), &Changes::everything()).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("rejected line 2 (`:KUBE-FORWARD - [0:0]`): line 2 failed"), "{text}");
+    assert_eq!((failures.restore(), failures.partial()), (1, 0));
+}
+
+#[test]
+fn a_program_that_hangs_is_stopped() {
+    let tables = Tables::new("hanging", Variant::Nft);
+    let folder = Folder::new();
+    // The child holds the pipes too, as modprobe would.
+    folder.replace("iptables-nft-restore", "sleep 1000 & wait");
+    let programs = folder.programs();
+    let mut dataplane = folder.dataplane(&tables, programs.limit(Duration::from_secs(1)));
+    let cluster = Cluster::new(recorded_settings());
+    let start = Instant::now();
+    let error = sync(&mut dataplane, &tables, &cluster, &Changes::everything()).unwrap_err();
+    assert!(error.to_string().contains("did not end within 1 s and was killed"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(500), "it did not wait for the child");
+}
+
+#[test]
+fn without_iptables_save_everything_is_written() {
+    let tables = Tables::new("no-save", Variant::Nft);
+    let folder = Folder::new();
+    folder.replace("iptables-nft-save", "exit 1");
+    let cluster = reference_cluster();
+    let mut dataplane = folder.dataplane(&tables, folder.programs());
+    full_sync(&mut dataplane, &tables, &cluster);
+    full_sync(&mut dataplane, &tables, &cluster);
+    let fresh = Tables::new("fresh", Variant::Nft);
+    full_sync(&mut fresh.dataplane(FAMILY, Options::default()), &fresh, &cluster);
+    assert_same(&tables.rules(FAMILY), &fresh.rules(FAMILY), "without iptables-save");
+}
+
+/// A Service that the programs refuse: its name does not fit into a rule's comment.
+fn refused_service() -> [Event; 2] {
+    let name = "x".repeat(250);
+    let service: manifest::Service = serde_json::from_value(json!({
+        "metadata": {"name": name, "namespace": "demo"},
+        "spec": {"clusterIP": "10.96.7.7", "ports": [{"port": 80}]}
+    }))
+    .unwrap();
+    let slice: manifest::EndpointSlice = serde_json::from_value(json!({
+        "metadata": {"name": "slice", "namespace": "demo", "labels": {"kubernetes.io/service-name": name}},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": ["10.244.9.9"], "conditions": {}}],
+        "ports": [{"name": "", "port": 8080, "protocol": "TCP"}]
+    }))
+    .unwrap();
+    let names = &mut Interner::default();
+    [
+        Event::ServiceApplied(Service::from_manifest(&service, names).0.unwrap()),
+        Event::SliceApplied(EndpointSlice::from_manifest(&slice, names).0.unwrap()),
+    ]
+}
+
+#[test]
+fn a_service_that_is_refused_does_not_stop_the_others() {
+    for variant in VARIANTS {
+        let good = Tables::new("good", variant);
+        let mut cluster = reference_cluster();
+        full_sync(&mut good.dataplane(FAMILY, Options::default()), &good, &cluster);
+        for event in refused_service() {
+            cluster.apply(event);
+        }
+        let changes = cluster.resolve();
+        let refused = NamespacedName::new("demo", &"x".repeat(250));
+        assert!(changes[FAMILY].services.contains(&refused));
+
+        let tables = Tables::new("refused", variant);
+        let mut dataplane = tables.dataplane(FAMILY, Options::default());
+        for changes in [&Changes::everything(), &changes[FAMILY]] {
+            let report = sync(&mut dataplane, &tables, &cluster, changes).unwrap();
+            let isolated: Vec<_> = report.isolated.iter().map(|isolated| &isolated.service).collect();
+            assert_eq!(isolated, [&refused]);
+            assert!(report.isolated[0].reason.contains("--comment"), "{:?}", report.isolated);
+            assert_same(&tables.rules(FAMILY), &good.rules(FAMILY), "all but the refused service");
+        }
+        cluster.apply(Event::ServiceDeleted(refused));
+        let changes = cluster.resolve();
+        let report = sync(&mut dataplane, &tables, &cluster, &changes[FAMILY]).unwrap();
+        assert_eq!((report.isolated.len(), report.written), (0, 0));
+    }
+}
+
+#[test]
+fn a_name_that_would_break_out_of_a_rule_is_left_out() {
+    let tables = Tables::new("injection", Variant::Nft);
+    let mut cluster = reference_cluster();
+    let [Event::ServiceApplied(mut service), _] = refused_service() else { unreachable!() };
+    service.name = NamespacedName::new("demo", "x\"\n-F KUBE-SERVICES\n-A \"");
+    let name = service.name.clone();
+    cluster.apply(Event::ServiceApplied(service));
+    cluster.resolve();
+    let mut dataplane = tables.dataplane(FAMILY, Options::default());
+    let report = sync(&mut dataplane, &tables, &cluster, &Changes::everything()).unwrap();
+    assert_eq!(report.isolated.iter().map(|isolated| &isolated.service).collect::<Vec<_>>(), [&name]);
+    assert!(!tables.rules(FAMILY).contains("10.96.7.7"));
+}
+
+#[test]
+fn a_stale_chain_that_others_use_stays_empty_and_stops_nothing() {
+    let cluster = reference_cluster();
+    for variant in VARIANTS {
+        let tables = Tables::new("used", variant);
+        let foreign = "*nat\n:KUBE-SVC-STALE - [0:0]\n:OTHERS - [0:0]\n-A KUBE-SVC-STALE -j RETURN\n\
+                       -A OTHERS -j KUBE-SVC-STALE\nCOMMIT\n";
+        tables.run(FAMILY, "-restore", &["--noflush"], foreign).unwrap();
+        full_sync(&mut tables.dataplane(FAMILY, Options::default()), &tables, &cluster);
+        let rules = tables.rules(FAMILY);
+        assert!(rules.contains("-A OTHERS -j KUBE-SVC-STALE"));
+        assert!(rules.contains(":KUBE-SVC-STALE") && !rules.contains("-A KUBE-SVC-STALE"));
+        assert!(rules.contains(":KUBE-SVC-XRY76EGRC3BSCIIJ"), "the rest is written");
+    }
+}
+
+#[test]
+fn a_chain_of_ours_that_nft_took_is_explained() {
+    let tables = Tables::new("taken", Variant::Nft);
+    let mut dataplane = tables.dataplane(FAMILY, Options::default());
+    let nft = |command: &str| tables.namespace.command("nft").arg(command).run().unwrap();
+    nft("add table ip nat");
+    nft("add chain ip nat KUBE-SERVICES { type nat hook prerouting priority -100; }");
+    let error = sync(&mut dataplane, &tables, &reference_cluster(), &Changes::everything()).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("nft list ruleset"), "{text}");
+    nft("delete chain ip nat KUBE-SERVICES");
+    full_sync(&mut dataplane, &tables, &reference_cluster());
+}
+
+#[test]
+fn what_somebody_deleted_fails_once_and_is_repaired() {
+    for variant in VARIANTS {
+        let mut cluster = reference_cluster();
+        let tables = Tables::new("deleted", variant);
+        let mut dataplane = tables.dataplane(FAMILY, Options::default());
+        full_sync(&mut dataplane, &tables, &cluster);
+        let expected = tables.rules(FAMILY);
+        // Everything of the nat table goes, jumps included.
+        for flush in [["-F"], ["-X"]] {
+            tables.run(FAMILY, "", &[&["-w", "5", "-t", "nat"][..], &flush[..]].concat(), "").unwrap();
+        }
+        // A change that leads to a chain which is thought to be there.
+        let web = NamespacedName::new("demo", "web-2");
+        cluster.apply(Event::SliceDeleted(web));
+        let changes = cluster.resolve();
+        sync(&mut dataplane, &tables, &cluster, &changes[FAMILY]).unwrap_err();
+        assert_eq!(dataplane.failures().partial(), 1);
+        // The engine repeats the call as it was.
+        let report = sync(&mut dataplane, &tables, &cluster, &changes[FAMILY]).unwrap();
+        assert!(report.full);
+        let fresh = Tables::new("fresh", variant);
+        full_sync(&mut fresh.dataplane(FAMILY, Options::default()), &fresh, &cluster);
+        assert_same(&tables.rules(FAMILY), &fresh.rules(FAMILY), "repaired");
+        assert_ne!(tables.rules(FAMILY), expected, "the change arrived");
+    }
+}
+
+#[test]
+fn a_lock_that_others_hold_is_waited_for_and_then_named() {
+    let tables = Tables::new("locked", Variant::Legacy);
+    let cluster = reference_cluster();
+    let mut dataplane =
+        tables.dataplane(FAMILY, Options { sync_period: Duration::from_millis(1), ..Options::default() });
+    full_sync(&mut dataplane, &tables, &cluster);
+    let before = tables.rules(FAMILY);
+    let file = fs::File::options().create(true).append(true).open(tables.lock_file()).unwrap();
+    let lock = Flock::lock(file, FlockArg::LockExclusive).unwrap();
+    // The monitor cannot see its canary now, and does not take that for a flush.
+    let watch = || nix::poll::PollFd::new(dataplane.watch_fd().unwrap(), nix::poll::PollFlags::POLLIN);
+    nix::poll::poll(&mut [watch()], 10_000u16).unwrap();
+    let _inside = tables.namespace.enter().unwrap();
+    assert_eq!(dataplane.tampering(), None);
+    assert_eq!(dataplane.tampering(), None);
+    let empty = Cluster::new(recorded_settings());
+    let error = sync(&mut dataplane, &tables, &empty, &Changes::everything()).unwrap_err();
+    assert!(error.to_string().contains("xtables lock"), "{error}");
+    assert_eq!(tables.rules(FAMILY), before, "nothing was changed");
+    drop(lock);
+    full_sync(&mut dataplane, &tables, &empty);
+    assert!(!tables.rules(FAMILY).contains("KUBE-SVC-"));
+}
