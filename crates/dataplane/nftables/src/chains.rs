@@ -215,13 +215,20 @@ impl Builder<'_> {
 
     /// A slot that is not there is a miss: the rule ends, and the next one draws again. Lists with a class of their own only miss
     /// while they change, and then their first slot is the last resort.
+    ///
+    /// Each modulus has one rule, to which others jump: the kernel checks every new element against every rule that uses its map.
     fn picks(&self, chains: &mut Chains) {
-        let pick = |modulus| {
-            rule![load_priority(0), draw(modulus, 1), map(SetId::Endpoints.name()), self.phrases.translate()]
-        };
         for draw in Draw::all() {
+            let modulus = draw.modulus();
+            let pick = rule![
+                load_priority(0),
+                crate::phrase::draw(modulus, 1),
+                map(SetId::Endpoints.name()),
+                self.phrases.translate()
+            ];
+            chains.chain(&format!("draw-{modulus}"), vec![pick]);
             let mut rules = vec![mask_priority(LIST_MASK)];
-            rules.extend(moduli(draw).into_iter().map(pick));
+            rules.extend(moduli(draw).into_iter().map(|modulus| rule![jump(&format!("draw-{modulus}"))]));
             chains.chain(&pick_chain(draw), rules);
         }
     }
@@ -302,18 +309,14 @@ impl Builder<'_> {
     }
 }
 
-/// A client is given an entry unless it has one, which renews the one it has; then it goes where its entry points. If that endpoint
-/// is gone, the entry is deleted and the client starts over, with the same packet.
+/// A client is given an entry unless it has one, which renews the one it has; then it goes where its entry points. If that endpoint is
+/// gone, the entry is deleted and the client starts over, with the same packet.
 fn sticky(phrases: Phrases, class: StickyClass, chains: &mut Chains) {
     let (name, attempt) = (class.chain(), format!("{}-try", class.chain()));
     let value = phrases.client_value();
-    let draws: Vec<Vec<Expr>> = moduli(class.draw)
-        .into_iter()
-        .map(|modulus| {
-            rule![load_priority(0), draw(modulus, 1), map(SetId::StickySlots.name()), set_priority()]
-        })
-        .collect();
     let affinity = SetId::Affinity.name();
+    let draws: Vec<Vec<Expr>> =
+        moduli(class.draw).into_iter().map(|modulus| rule![jump(&sticky_draw(modulus, chains))]).collect();
     let remember = rule![
         phrases.client_key(Some(STICKY_LIST_MASK)),
         load_priority(value),
@@ -321,17 +324,31 @@ fn sticky(phrases: Phrases, class: StickyClass, chains: &mut Chains) {
     ];
     let recall = rule![phrases.client_key(None), map(affinity), set_priority()];
     let forget = rule![phrases.client_key(None), load_priority(value), delete(affinity, value)];
-    let go = rule![load_priority(0), map(SetId::StickyEndpoints.name()), phrases.translate()];
     let list = || mask_priority(STICKY_LIST_MASK);
+    let go = || rule![jump("sticky-go")];
+    chains.chain(
+        "sticky-go",
+        vec![rule![load_priority(0), map(SetId::StickyEndpoints.name()), phrases.translate()]],
+    );
 
     let mut rules = draws.clone();
-    rules.extend([remember, list(), recall, go.clone()]);
+    rules.extend([remember, list(), recall, go()]);
     chains.chain(&attempt, rules);
     let mut rules = vec![list(), rule![jump(&attempt)], list(), forget, rule![jump(&attempt)], list()];
     // No room for another client: it is served all the same, without being remembered.
     rules.extend(draws);
-    rules.push(go);
+    rules.push(go());
     chains.chain(&name, rules);
+}
+
+/// The chain that draws an entry below a modulus. An entry is no list, so a second draw after a hit finds nothing and changes nothing.
+fn sticky_draw(modulus: u32, chains: &mut Chains) -> String {
+    let name = format!("sticky-draw-{modulus}");
+    chains.chain(
+        &name,
+        vec![rule![load_priority(0), draw(modulus, 1), map(SetId::StickySlots.name()), set_priority()]],
+    );
+    name
 }
 
 /// What to draw from, one attempt after the other.

@@ -117,7 +117,6 @@ impl Nftables {
         loop {
             match self.write_changes(changes.node.then_some(&desired.node), &wanted) {
                 Ok(written) => return Ok(Report { full: false, written, isolated, gauges: Vec::new() }),
-                // What we delete is not there, or what we add is: the kernel is not what we think, so write everything.
                 Err(Failed::Rejected(rejected, _)) if is_out_of_step(&rejected) => {
                     return self.sync_all(desired);
                 }
@@ -210,18 +209,20 @@ impl Nftables {
         let mut transaction = Transaction::new();
         plan_services(&mut fresh, wanted, &mut plan)?;
         let chains = Chains::render(self.family, node, self.mark, &fresh.sticky_classes());
-        self.clear(&found, &chains, &mut transaction);
-        self.write_static(&chains, &fresh, &mut transaction);
         let addresses = node_addresses(node);
         for ip in &addresses {
             plan.add(SetId::NodeAddresses, Image::new().address(*ip), Image::new());
         }
-        plan.append_to(&mut transaction, &self.sets);
+        let sets = self.sets.sized(|id| plan.additions(id));
+        self.clear(&found, &chains, &mut transaction);
+        self.write_static(&sets, &chains, &fresh, &mut transaction);
+        plan.append_to(&mut transaction, &sets);
         let written = transaction.len() + plan.len();
         match self.kernel.commit(&transaction) {
             Ok(()) => {
                 fresh.commit();
                 (self.installed, self.chains, self.node_addresses) = (fresh, chains, addresses);
+                self.sets = sets;
                 self.in_step = true;
                 Ok(written)
             }
@@ -296,7 +297,7 @@ impl Nftables {
             Found::Ours { sets, chains: old_chains } => {
                 transaction.flush(Table::new(table));
                 for set in sets.iter().filter(|set| set.name.as_ref() != SetId::Affinity.name()) {
-                    transaction.delete(&Arc::new(set.clone()));
+                    transaction.delete(Arc::new(set.clone()));
                 }
                 for name in old_chains.iter().filter(|name| chains.rules(name).is_none()) {
                     transaction.delete(Chain::new(table, name.as_str()));
@@ -306,11 +307,17 @@ impl Nftables {
     }
 
     /// The table, its sets, chains and rules. Rules come before elements: binding a rule to a full map would walk the map.
-    fn write_static(&self, chains: &Chains, installed: &Installed, transaction: &mut Transaction) {
+    fn write_static(
+        &self,
+        sets: &Sets,
+        chains: &Chains,
+        installed: &Installed,
+        transaction: &mut Transaction,
+    ) {
         let table = self.kernel.table();
         transaction.add(Table::new(table).comment(TABLE_COMMENT));
         for id in SetId::ALL {
-            transaction.add(self.sets.get(id));
+            transaction.add(sets.get(id));
         }
         for (name, _) in chains.iter() {
             transaction.add(chains::define(table, name));
@@ -332,7 +339,7 @@ impl Nftables {
         for (name, rules) in chains.iter() {
             chains::to_rules(table, name, rules).for_each(|rule: Rule| transaction.add(rule));
         }
-        fixed.append_to(transaction, &self.sets);
+        fixed.append_to(transaction, sets);
     }
 
     fn write_chain_changes(&self, chains: &Chains, transaction: &mut Transaction) {
@@ -432,6 +439,8 @@ fn node_addresses(node: &NodeView) -> BTreeSet<IpAddr> {
     }
 }
 
+/// Whether writing everything anew helps: what we delete is not there, what we add is, or a set is full.
 fn is_out_of_step(rejected: &Rejected) -> bool {
-    rejected.failures.iter().any(|failure| matches!(failure.answer.errno, Errno::ENOENT | Errno::EEXIST))
+    let drift = |errno| matches!(errno, Errno::ENOENT | Errno::EEXIST | Errno::ENFILE);
+    rejected.failures.iter().any(|failure| drift(failure.answer.errno))
 }

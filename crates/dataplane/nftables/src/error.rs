@@ -66,7 +66,7 @@ pub enum Error {
 pub(crate) enum Refusal {
     /// A list is too long.
     #[error("port {port} has {count} endpoints; at most {limit} fit")]
-    TooManyEndpoints {
+    Endpoints {
         /// The port.
         port: String,
         /// How many it has.
@@ -76,13 +76,13 @@ pub(crate) enum Refusal {
     },
     /// All numbers for lists are in use.
     #[error("no more than {limit} lists of endpoints fit")]
-    TooManyLists {
+    Lists {
         /// How many there can be.
         limit: u32,
     },
     /// All classes for affinity are in use.
     #[error("too many different session affinity timeouts in the cluster; one of {timeout} s does not fit")]
-    TooManyTimeouts {
+    Timeouts {
         /// The timeout in seconds.
         timeout: u32,
     },

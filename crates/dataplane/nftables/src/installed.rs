@@ -178,7 +178,7 @@ impl Installed {
             let longest = port.cluster.len().max(port.local.len());
             let limit = if port.affinity.is_some() { usize::from(STICKY_ENTRIES) } else { 1 << 17 };
             if longest > limit {
-                return Err(Refusal::TooManyEndpoints { port: port.name.to_string(), count: longest, limit });
+                return Err(Refusal::Endpoints { port: port.name.to_string(), count: longest, limit });
             }
         }
         Ok(())
@@ -248,9 +248,9 @@ impl Installed {
 
     fn take(&mut self, sticky: bool) -> Result<List, Refusal> {
         let list = if sticky {
-            self.sticky_numbers.take().map(List::sticky).ok_or(Refusal::TooManyLists { limit: STICKY_LISTS })
+            self.sticky_numbers.take().map(List::sticky).ok_or(Refusal::Lists { limit: STICKY_LISTS })
         } else {
-            self.numbers.take().map(List::ordinary).ok_or(Refusal::TooManyLists { limit: LISTS })
+            self.numbers.take().map(List::ordinary).ok_or(Refusal::Lists { limit: LISTS })
         }?;
         self.pending.taken.push(list);
         Ok(list)
@@ -258,9 +258,9 @@ impl Installed {
 
     fn release(&mut self, list: List) {
         if list.is_sticky() {
-            self.sticky_numbers.release(list.number())
+            self.sticky_numbers.release(list.number());
         } else {
-            self.numbers.release(list.number())
+            self.numbers.release(list.number());
         }
     }
 
@@ -273,8 +273,7 @@ impl Installed {
             }
             let used: BTreeSet<u8> = self.sticky_classes.values().copied().collect();
             let number = (FIRST_STICKY_CLASS..=u8::MAX).find(|number| !used.contains(number));
-            self.sticky_classes
-                .insert(class, number.ok_or(Refusal::TooManyTimeouts { timeout: timeout.get() })?);
+            self.sticky_classes.insert(class, number.ok_or(Refusal::Timeouts { timeout: timeout.get() })?);
             self.pending.classes.push(class);
         }
         Ok(())

@@ -293,8 +293,8 @@ mod tests {
         Pool::new(&backends)
     }
 
-    fn members(number: u32) -> std::collections::BTreeSet<u8> {
-        (0..number as u8).collect()
+    fn members(number: u8) -> std::collections::BTreeSet<u8> {
+        (0..number).collect()
     }
 
     #[test]
@@ -344,7 +344,7 @@ mod tests {
                 prop_assert_eq!(&fresh.0, &kernel.0);
                 let mut slots: Vec<u32> = next.places().map(|(_, place)| place.slot).collect();
                 slots.sort_unstable();
-                prop_assert_eq!(slots, (0..wanted.len() as u32).collect::<Vec<_>>());
+                prop_assert!(slots.iter().copied().eq((0u32..).take(wanted.len())));
                 for (backend, place) in next.places() {
                     if let (Some(entry), Some(before)) = (place.entry, entries.get(&backend.address())) {
                         prop_assert_eq!(entry, *before);

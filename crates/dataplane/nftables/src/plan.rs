@@ -104,6 +104,11 @@ impl Plan {
         }
     }
 
+    /// How many elements are added to a set.
+    pub(crate) fn additions(&self, set: SetId) -> usize {
+        self.changes[set as usize].add_owners.len()
+    }
+
     /// How many elements are deleted and added.
     pub(crate) fn len(&self) -> usize {
         self.changes.iter().map(|changes| changes.add_owners.len() + changes.delete_owners.len()).sum()

@@ -175,7 +175,8 @@ pub(crate) fn name_key(port: &ProxiedPort, kind: PoolKind) -> Image {
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
-    Image::new().number((hash >> 32) as u32).number(hash as u32)
+    let [a, b, c, d, e, f, g, h] = hash.to_be_bytes();
+    Image::new().bytes(&[a, b, c, d]).bytes(&[e, f, g, h])
 }
 
 /// The cluster address of a port.

@@ -65,7 +65,7 @@ impl Feature {
             transaction.add(sets.get(id));
         }
         if let Some(set) = &self.set {
-            transaction.add(&std::sync::Arc::new(set.clone()));
+            transaction.add(std::sync::Arc::new(set.clone()));
         }
         let (kind, hook) = &self.hook;
         transaction.add(Chain::base(&table, "probe", kind.clone(), *hook, 0));

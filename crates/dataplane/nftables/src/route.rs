@@ -100,7 +100,7 @@ pub(crate) fn class_bits(class: u8) -> u32 {
 }
 
 /// How many endpoints have a class of their own.
-pub(crate) const EXACT: usize = 32;
+pub(crate) const EXACT: u32 = 8;
 /// The classes above that are powers of two; this is the largest.
 const LARGEST_POWER: u32 = 17;
 /// The first class that belongs to session affinity.
@@ -119,7 +119,7 @@ impl Draw {
     /// How to draw from this many endpoints; `None` for an empty list, or one that is too long.
     pub(crate) fn of(count: usize) -> Option<Draw> {
         let number = u32::try_from(count).ok()?;
-        match count {
+        match number {
             0 => None,
             1..=EXACT => Some(Draw::Exactly(number)),
             _ => {
@@ -136,15 +136,15 @@ impl Draw {
 
     /// All ways to draw, in the order of their classes.
     pub(crate) fn all() -> impl Iterator<Item = Draw> {
-        let exact = (1..=EXACT as u32).map(Draw::Exactly);
-        exact.chain((6..=LARGEST_POWER).map(|power| Draw::UpTo(1 << power)))
+        let exact = (1..=EXACT).map(Draw::Exactly);
+        exact.chain((4..=LARGEST_POWER).map(|power| Draw::UpTo(1 << power)))
     }
 
     /// The class, which is never 0.
     pub(crate) fn class(self) -> u8 {
         let class = match self {
             Draw::Exactly(count) => count,
-            Draw::UpTo(limit) => EXACT as u32 + limit.trailing_zeros() - 5,
+            Draw::UpTo(limit) => EXACT + limit.trailing_zeros() - 3,
         };
         u8::try_from(class).unwrap_or(u8::MAX)
     }
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn classes_are_distinct_and_leave_room_for_affinity() {
         let classes: Vec<u8> = Draw::all().map(Draw::class).collect();
-        assert_eq!(classes, (1..=44).collect::<Vec<u8>>());
+        assert_eq!(classes, (1..=22).collect::<Vec<u8>>());
         assert!(classes.iter().all(|class| *class < FIRST_STICKY_CLASS));
         for draw in Draw::all() {
             assert_eq!(Draw::of(draw.modulus() as usize), Some(draw));
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_list_above_the_exact_classes_fills_more_than_half_of_its_range() {
-        for count in [33, 64, 65, 100, 128, 129, 1000, 10_000, 70_000, 131_072] {
+        for count in [9, 16, 17, 33, 64, 65, 100, 128, 129, 1000, 10_000, 70_000, 131_072] {
             let draw = Draw::of(count).unwrap();
             assert!(draw.modulus() as usize >= count && (draw.modulus() / 2) < count as u32, "{count}");
         }
@@ -184,9 +184,9 @@ mod tests {
     #[test]
     fn the_parts_of_a_route_do_not_overlap() {
         let list = List::ordinary(LISTS - 1);
-        let route = list.route(44, Kind::ExternalLocal);
+        let route = list.route(22, Kind::ExternalLocal);
         assert_eq!(route & LIST_MASK, list.key());
-        assert_eq!((route & CLASS_MASK, route & KIND_MASK), (class_bits(44), 2));
+        assert_eq!((route & CLASS_MASK, route & KIND_MASK), (class_bits(22), 2));
         assert_eq!(list.number(), LISTS - 1);
         let sticky = List::sticky(7);
         assert_eq!(sticky.route(200, Kind::Internal) & STICKY_LIST_MASK, sticky.key());

@@ -8,6 +8,8 @@ use portwarden_netlink::nftables::{DataType, Set, SetFlags, TableId};
 
 /// How many clients of sticky Services are remembered, per family.
 const AFFINITY_SIZE: u32 = 1 << 20;
+/// The least number of elements that a set has room for.
+const SMALLEST_SIZE: usize = 1024;
 /// The timeout of an affinity entry that does not say otherwise; rules always say.
 const AFFINITY_TIMEOUT: Duration = Duration::from_secs(10_800);
 
@@ -109,6 +111,11 @@ impl SetId {
         }
     }
 
+    /// Whether it is a hash table that only we write.
+    fn is_plain(self) -> bool {
+        !matches!(self, SetId::AllowedSources | SetId::Affinity | SetId::Kinds | SetId::Classes)
+    }
+
     fn comment(self) -> &'static str {
         match self {
             SetId::Frontends => "service addresses: route",
@@ -169,6 +176,19 @@ impl SetId {
 impl Sets {
     pub(crate) fn new(table: &TableId, family: Family) -> Self {
         Sets { all: SetId::ALL.iter().map(|id| Arc::new(id.define(table, family))).collect() }
+    }
+
+    /// The same sets with room for twice the elements that they start with. A set with a size is a plain hash table, which loads in half the
+    /// time; when it is full, the kernel says so, and everything is written anew with more room.
+    pub(crate) fn sized(&self, count: impl Fn(SetId) -> usize) -> Sets {
+        let resize = |(id, set): (&SetId, &Arc<Set>)| {
+            let room = count(*id).saturating_mul(2).max(SMALLEST_SIZE).next_power_of_two();
+            match u32::try_from(room) {
+                Ok(room) if id.is_plain() => Arc::new(Set { size: Some(room), ..Set::clone(set) }),
+                _ => Arc::clone(set),
+            }
+        };
+        Sets { all: SetId::ALL.iter().zip(&self.all).map(resize).collect() }
     }
 
     /// The definition of a set.
