@@ -135,6 +135,7 @@ impl Writer {
     }
 
     /// Ends a message by writing its length.
+    #[expect(clippy::needless_pass_by_value, reason = "a mark ends once")]
     pub fn end_message(&mut self, mark: Mark) {
         match u32::try_from(self.bytes.len() - mark.0) {
             Ok(length) => self.overwrite(mark.0, &length.to_ne_bytes()),
@@ -211,6 +212,7 @@ impl Writer {
     }
 
     /// Ends a nest by writing its length.
+    #[expect(clippy::needless_pass_by_value, reason = "a mark ends once")]
     pub fn end_nest(&mut self, mark: Mark) {
         match u16::try_from(self.bytes.len() - mark.0) {
             Ok(length) => self.overwrite(mark.0, &length.to_ne_bytes()),

@@ -1,4 +1,5 @@
 //! Conntrack entries of real traffic.
+#![allow(clippy::unwrap_used, reason = "tests may unwrap, their helpers too")]
 
 mod common;
 

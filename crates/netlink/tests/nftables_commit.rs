@@ -1,4 +1,5 @@
 //! Transactions against the real kernel.
+#![allow(clippy::unwrap_used, reason = "tests may unwrap, their helpers too")]
 
 mod common;
 

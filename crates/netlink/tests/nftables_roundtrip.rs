@@ -1,4 +1,5 @@
 //! What is committed is listed again as the same values, and nft agrees with our text of it.
+#![allow(clippy::unwrap_used, reason = "tests may unwrap, their helpers too")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Links and addresses of a real namespace.
+#![allow(clippy::unwrap_used, reason = "tests may unwrap, their helpers too")]
 
 mod common;
 

@@ -88,10 +88,10 @@ impl Expr {
                 encode_value(writer, 4, to);
             }
             Self::Bitwise { source, target, mask, xor } => {
-                encode_bitwise(writer, *source, *target, mask, xor)
+                encode_bitwise(writer, *source, *target, mask, xor);
             }
             Self::Lookup { set, key, target, inverted } => {
-                encode_lookup(writer, set, *key, *target, *inverted)
+                encode_lookup(writer, set, *key, *target, *inverted);
             }
             Self::Dynset { set, operation, key, data, timeout } => {
                 writer.string(1, set);
@@ -134,11 +134,8 @@ impl Expr {
                     writer.u32(7, *flags);
                 }
             }
-            Self::Masquerade { flags } => {
-                if *flags != 0 {
-                    writer.u32(1, *flags);
-                }
-            }
+            Self::Masquerade { flags: 0 } => {}
+            Self::Masquerade { flags } => writer.u32(1, *flags),
             Self::Reject(reject) => encode_reject(writer, *reject),
             Self::Counter { packets, bytes } => {
                 writer.u64(1, *bytes);
