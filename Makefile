@@ -1,0 +1,61 @@
+# Two commands do everything: `make demo` and `make test`. Each target prints what it does.
+SHELL := /bin/bash
+CARGO ?= cargo
+# Kernel tests make network namespaces and real traffic: more threads than this only make them wait for each other.
+TEST_THREADS ?= 3
+DURATION ?= 10m
+BENCH ?= full
+
+.PHONY: help demo test bench lint fmt build soak setup clean
+
+help:
+	@echo "make demo    build, and watch Portwarden serve a small cluster in network namespaces (needs root)"
+	@echo "make test    the whole test suite (needs root)"
+	@echo "make bench   benchmarks with their baselines; BENCH=quick for a short run (needs root)"
+	@echo "make soak    random events, faults and restarts under traffic for DURATION=$(DURATION) (needs root)"
+	@echo "make lint    format, clippy, licences"
+	@echo "make fmt     format the code"
+	@echo "make build   the release binary, target/release/portwarden"
+
+setup:
+	@scripts/setup
+
+build: setup
+	@echo "== building the release binary"
+	$(CARGO) build --release --locked -p portwarden
+
+demo: build
+	@scripts/demo
+
+test: setup
+	@scripts/need-root
+	@echo "== building the tests"
+	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
+	    set -e; $(CARGO) nextest run --workspace --locked --no-fail-fast --test-threads $(TEST_THREADS); \
+	    echo "== doc tests"; $(CARGO) test --workspace --locked --doc --quiet; \
+	else \
+	    $(CARGO) test --workspace --locked --no-fail-fast -- --test-threads $(TEST_THREADS); \
+	fi
+
+bench: setup
+	@scripts/need-root
+	@BENCH=$(BENCH) scripts/bench
+
+soak: build
+	@scripts/need-root
+	@DURATION=$(DURATION) scripts/soak
+
+lint:
+	@scripts/setup lint
+	@echo "== format"
+	$(CARGO) fmt --all --check
+	@echo "== clippy"
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	@echo "== licences, bans, sources"
+	$(CARGO) deny --log-level error check licenses bans sources
+
+fmt:
+	$(CARGO) fmt --all
+
+clean:
+	$(CARGO) clean
