@@ -83,7 +83,7 @@ fn run(order: Order, logs: Arc<Logs>) -> anyhow::Result<()> {
     let result = runtime.block_on(async {
         // Before anything else: a signal that comes during the start must not be lost, nor end a PID 1 silently.
         let mut signals = Signals::new().context("cannot listen to signals")?;
-        let app = App::start(order, logs)?;
+        let app = App::start(order, logs).await?;
         let (healthz, metrics) = app.bound();
         info!(healthz = ?healthz, metrics = ?metrics, "Started");
         app.run(&mut signals).await

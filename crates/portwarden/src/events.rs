@@ -1,75 +1,56 @@
 //! What is told through the API as Events, beside the log.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use portwarden_model::NamespacedName;
-use tokio::sync::mpsc;
+use portwarden_source::kubernetes::{EventRecorder, NewEvent, Regarding, Severity};
 
-/// Something worth an Event.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event {
-    /// Whether something is wrong.
-    pub warning: bool,
-    /// What it is about.
-    pub regarding: Regarding,
-    /// Why, in one word.
-    pub reason: &'static str,
-    /// What was being done, in one word.
-    pub action: &'static str,
-    /// The whole story.
-    pub note: String,
-}
-
-/// What an Event is about.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Regarding {
-    /// The own Node.
-    Node,
-    /// A Service.
-    Service(NamespacedName),
-    /// An EndpointSlice.
-    EndpointSlice(NamespacedName),
-}
-
-/// Takes Events. Cheap to clone; never blocks.
+/// Takes Events, if there is an API to tell them to. Cheap to clone; never blocks.
 #[derive(Debug, Clone)]
-pub struct Events(mpsc::Sender<Event>);
+pub struct Events {
+    node: String,
+    recorder: Arc<Mutex<Option<EventRecorder>>>,
+}
 
 impl Events {
-    /// Both ends. Beyond `limit` Events that wait, new ones are left out, as the reference does; they are in the log too.
-    pub fn new(limit: usize) -> (Self, mpsc::Receiver<Event>) {
-        let (sender, receiver) = mpsc::channel(limit);
-        (Events(sender), receiver)
+    /// For the proxy of this Node. Nothing is told before [`Events::attach`].
+    pub fn new(node: &str) -> Self {
+        Events { node: node.to_owned(), recorder: Arc::default() }
     }
 
-    /// Sends an Event on its way.
-    pub fn emit(&self, event: Event) {
-        let _ = self.0.try_send(event);
-    }
-}
-
-impl Event {
-    /// Something is wrong with a Service.
-    pub fn service_warning(
-        service: NamespacedName,
-        reason: &'static str,
-        action: &'static str,
-        note: String,
-    ) -> Self {
-        Event { warning: true, regarding: Regarding::Service(service), reason, action, note }
-    }
-
-    /// Something is wrong with this node's proxy.
-    pub fn node_warning(reason: &'static str, note: String) -> Self {
-        Event { warning: true, regarding: Regarding::Node, reason, action: "StartKubeProxy", note }
+    /// Tells Events to this API from now on.
+    pub fn attach(&self, recorder: Option<EventRecorder>) {
+        *self.recorder.lock().unwrap_or_else(PoisonError::into_inner) = recorder;
     }
 
     /// The proxy started.
-    pub fn started() -> Self {
-        Event {
-            warning: false,
-            regarding: Regarding::Node,
-            reason: "Starting",
-            action: "StartKubeProxy",
-            note: String::new(),
+    pub fn started(&self) {
+        self.on_node(Severity::Normal, "Starting", String::new());
+    }
+
+    /// Something is wrong with this node's proxy.
+    pub fn node_warning(&self, reason: &str, note: String) {
+        self.on_node(Severity::Warning, reason, note);
+    }
+
+    /// Something is wrong with a Service.
+    pub fn service_warning(&self, service: NamespacedName, reason: &str, action: &str, note: String) {
+        self.record(Regarding::Service(service), Severity::Warning, reason, action, note);
+    }
+
+    fn on_node(&self, severity: Severity, reason: &str, note: String) {
+        self.record(Regarding::Node(self.node.clone()), severity, reason, "StartKubeProxy", note);
+    }
+
+    fn record(&self, regarding: Regarding, severity: Severity, reason: &str, action: &str, note: String) {
+        if let Some(recorder) = &*self.recorder.lock().unwrap_or_else(PoisonError::into_inner) {
+            recorder.record(NewEvent {
+                regarding,
+                severity,
+                reason: reason.to_owned(),
+                action: action.to_owned(),
+                note,
+            });
         }
     }
 }

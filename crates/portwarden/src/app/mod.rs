@@ -31,9 +31,10 @@ use tracing::{error, info, warn};
 
 use crate::config::{Mode, Settled, Source};
 use crate::engine::{
-    self, Engine, EngineError, Handle, Message, Moment, NodeWait, Outlets, Parts, Published, Retire,
+    self, ConntrackFlows, Engine, EngineError, Handle, Message, Moment, NodeWait, Outlets, Parts, Published,
+    Retire,
 };
-use crate::events::{Event, Events};
+use crate::events::Events;
 use crate::flags::{Flags, Program};
 use crate::health::{ServicePorts, ServicePortsContext, SharedHealth};
 use crate::host::{self, FamilySupport, HostAddresses, Kernel};
@@ -82,7 +83,7 @@ pub struct App {
 
 impl App {
     /// Builds and starts everything. Must run inside a runtime.
-    pub fn start(order: Order, logs: Arc<Logs>) -> anyhow::Result<App> {
+    pub async fn start(order: Order, logs: Arc<Logs>) -> anyhow::Result<App> {
         let started = Moment::now();
         let settled = &order.settled;
         let node = host::node_name(settled.hostname_override.as_deref())?;
@@ -92,7 +93,7 @@ impl App {
         set_oom_score(settled);
         let families = dataplanes::families(settled.mode)?;
         let health = SharedHealth::new(settled.pacing.sync_period);
-        let (events, events_out) = Events::new(1000);
+        let events = Events::new(&node);
         let (published, outlets) = Published::new(1000);
         let (engine, engine_ended) = start_engine(Parts {
             settings: settled.model_settings(&node, started.wall),
@@ -100,18 +101,19 @@ impl App {
             pacing: pacing(settled),
             node_wait: node_wait(settled),
             retire: Some(retire_others(settled.mode)),
-            flows: Box::new(NoFlows),
+            flows: Box::new(ConntrackFlows::default()),
             health: health.clone(),
             metrics: metrics.clone(),
             published,
             clock: Box::new(Moment::now),
         })?;
         let servers = Servers::start(&order, &health, &metrics, &logs)?;
-        let source = RunningSource::start(settled, &node, &engine)?;
+        let source =
+            RunningSource::start(settled, &node, &order.version, &engine, &metrics.rest_client).await?;
+        events.attach(source.recorder());
         let mut tasks = JoinSet::new();
         start_followers(&mut tasks, outlets, &node, &health, &metrics, &events);
-        tasks.spawn(source::deliver(events_out));
-        events.emit(Event::started());
+        events.started();
         Ok(App {
             order,
             node,
@@ -145,13 +147,13 @@ impl App {
         loop {
             tokio::select! {
                 signal = signals.next() => match signal {
-                    Signal::Reload => self.reload(),
+                    Signal::Reload => self.reload().await,
                     other => {
                         info!(signal = ?other, "Stopping; the rules stay in place");
                         return self.stop().await;
                     }
                 },
-                () = file.changed() => self.reload(),
+                () = file.changed() => self.reload().await,
                 ended = &mut self.engine_ended => {
                     ended.context("the engine's thread ended without a word")?.context("the engine gave up")?;
                     bail!("the engine ended by itself");
@@ -229,12 +231,15 @@ fn start_engine(parts: Parts) -> anyhow::Result<(Handle, oneshot::Receiver<Resul
     let (handle, inbox) = engine::inbox().context("cannot make the engine's inbox")?;
     let (ended, ended_out) = oneshot::channel();
     let work = move || {
-        let mut engine = Engine::new(parts);
-        match HostAddresses::list() {
-            Ok(addresses) => engine.apply(vec![addresses]),
-            Err(error) => error!(err = chain(&error), "Cannot list this host's addresses"),
+        // In the thread that uses them: a network namespace belongs to a thread.
+        let addresses = HostAddresses::open();
+        if let Err(error) = &addresses {
+            error!(
+                err = chain(error),
+                "Cannot follow this host's addresses; node ports on chosen addresses will not answer"
+            );
         }
-        let _ = ended.send(engine::run(engine, &inbox, None));
+        let _ = ended.send(engine::run(Engine::new(parts), &inbox, addresses.ok()));
     };
     thread::Builder::new()
         .name("engine".to_owned())
@@ -260,15 +265,4 @@ fn start_followers(
     };
     tasks.spawn(ServicePorts::new(context).follow(outlets.health_checks));
     tasks.spawn(notices::forward(outlets.notices, events.clone()));
-}
-
-struct NoFlows;
-impl engine::Flows for NoFlows {
-    fn clean(
-        &mut self,
-        _: &portwarden_model::Desired,
-        _: &std::collections::BTreeSet<portwarden_model::GoneFrontend>,
-    ) -> Result<usize, portwarden_model::SyncError> {
-        Ok(0)
-    }
 }

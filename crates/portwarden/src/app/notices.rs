@@ -4,43 +4,30 @@ use portwarden_model::{NamespacedName, Problem};
 use tokio::sync::mpsc;
 
 use crate::engine::Notice;
-use crate::events::{Event, Events, Regarding};
+use crate::events::Events;
 
 /// Passes notices on until the engine has ended.
 pub(super) async fn forward(mut notices: mpsc::Receiver<Notice>, events: Events) {
     while let Some(notice) = notices.recv().await {
-        if let Some(event) = event(notice) {
-            events.emit(event);
+        match notice {
+            Notice::Refused { family, refused } => {
+                let note = format!("the kernel refuses this Service for {family}: {}", refused.reason);
+                events.service_warning(refused.service, "FailedToProxyService", "Sync", note);
+            }
+            Notice::Problem(problem) => {
+                if let Some(service) = service(&problem) {
+                    let note = format!("{}: {}", problem.field, problem.text);
+                    events.service_warning(service, "InvalidField", "Read", note);
+                }
+            }
         }
     }
 }
 
-fn event(notice: Notice) -> Option<Event> {
-    match notice {
-        Notice::Refused { family, refused } => {
-            let note = format!("the kernel refuses this Service for {family}: {}", refused.reason);
-            Some(Event::service_warning(refused.service, "FailedToProxyService", "Sync", note))
-        }
-        Notice::Problem(problem) => Some(Event {
-            warning: true,
-            regarding: regarding(&problem)?,
-            reason: "InvalidField",
-            action: "Read",
-            note: format!("{}: {}", problem.field, problem.text),
-        }),
-    }
-}
-
-/// The object that a problem is about; files of manifests are none.
-fn regarding(problem: &Problem) -> Option<Regarding> {
-    let (kind, name) = problem.object.split_once(' ')?;
-    let namespaced = || name.split_once('/').map(|(namespace, name)| NamespacedName::new(namespace, name));
-    match kind {
-        "Service" => namespaced().map(Regarding::Service),
-        "EndpointSlice" => namespaced().map(Regarding::EndpointSlice),
-        "Node" => Some(Regarding::Node),
-        _ => None,
-    }
+/// The Service that a problem is about. Slices have controllers for readers, who do not look at Events; files have none.
+fn service(problem: &Problem) -> Option<NamespacedName> {
+    let (namespace, name) = problem.object.strip_prefix("Service ")?.split_once('/')?;
+    Some(NamespacedName::new(namespace, name))
 }
 
 #[cfg(test)]
@@ -48,17 +35,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_problem_becomes_an_event_about_its_object() {
-        let problem = |object: &str| Problem {
-            object: object.to_owned(),
-            field: "spec.externalIPs[0]".to_owned(),
-            text: "\"x\" is not an address; left out".to_owned(),
+    fn a_problem_with_a_service_is_about_that_service() {
+        let about = |object: &str| {
+            service(&Problem { object: object.to_owned(), field: String::new(), text: String::new() })
         };
-        let about = |object: &str| event(Notice::Problem(problem(object))).map(|event| event.regarding);
-        let web = NamespacedName::new("demo", "web");
-        assert_eq!(about("Service demo/web"), Some(Regarding::Service(web.clone())));
-        assert_eq!(about("EndpointSlice demo/web"), Some(Regarding::EndpointSlice(web)));
-        assert_eq!(about("Node node-a"), Some(Regarding::Node));
+        assert_eq!(about("Service demo/web"), Some(NamespacedName::new("demo", "web")));
+        assert_eq!(about("EndpointSlice demo/web"), None);
         assert_eq!(about("/etc/manifests/a.yaml"), None);
     }
 }

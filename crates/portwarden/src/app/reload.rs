@@ -6,12 +6,11 @@ use tracing::{error, info, warn};
 use super::{App, RunningSource, dataplanes, pacing, prepare_host, retire_others, set_oom_score};
 use crate::config::{self, Part, Plan, Settled, reload_plan};
 use crate::engine::{Message, Reconfiguration, Replacement};
-use crate::events::Event;
 use crate::logging::chain;
 
 impl App {
     /// Reads the configuration again. A good one is applied; a bad one is told, and the present one stays.
-    pub(super) fn reload(&mut self) {
+    pub(super) async fn reload(&mut self) {
         let outcome = match config::load(self.order.program, &self.order.flags, |path| std::fs::read(path)) {
             Ok(loaded) => {
                 let plan = reload_plan(&self.order.settled, &loaded.settled);
@@ -23,7 +22,7 @@ impl App {
                     self.order.settled = loaded.settled;
                     return self.count_reload("unchanged");
                 }
-                self.apply(loaded.settled, &plan)
+                self.apply(loaded.settled, &plan).await
             }
             Err(error) => Err(error.into()),
         };
@@ -35,20 +34,23 @@ impl App {
             Err(error) => {
                 let note = format!("{error:#}");
                 error!(err = note, "The new configuration cannot be used; the present one stays in force");
-                self.events.emit(Event::node_warning("InvalidConfiguration", note));
+                self.events.node_warning("InvalidConfiguration", note);
                 self.count_reload("rejected");
             }
         }
     }
 
     /// Applies what differs. What can fail comes first, so that a failure leaves everything as it was.
-    fn apply(&mut self, settled: Settled, plan: &Plan) -> anyhow::Result<()> {
+    async fn apply(&mut self, settled: Settled, plan: &Plan) -> anyhow::Result<()> {
         let (restarts, live) = (plan.restarts(), plan.live());
         let dataplanes =
             restarts.contains(&Part::Dataplane).then(|| self.replacement(&settled)).transpose()?;
         if restarts.contains(&Part::Source) {
-            self.source = RunningSource::start(&settled, &self.node, &self.engine)
+            let (node, version, metrics) = (&self.node, &self.order.version, &self.metrics.rest_client);
+            self.source = RunningSource::start(&settled, node, version, &self.engine, metrics)
+                .await
                 .context("cannot start the source of objects anew")?;
+            self.events.attach(self.source.recorder());
         }
         self.engine.send(Message::Reconfigure(Box::new(Reconfiguration {
             settings: settled.model_settings(&self.node, self.started.wall),

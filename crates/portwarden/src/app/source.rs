@@ -1,54 +1,115 @@
 //! Where objects come from.
 
-use anyhow::{Context, bail};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
 use portwarden_source::Sink;
 use portwarden_source::files::Files;
-use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use portwarden_source::kubernetes::{Client, ClientOptions, EventRecorder, Kubernetes, Observer};
+use tokio::task::JoinSet;
+use tracing::info;
 
-use crate::config::{Settled, Source};
+use crate::config::{ApiClient, Settled, Source};
 use crate::engine::{Handle, Message};
-use crate::events::Event;
+use crate::metrics::{RestClientMetrics, go_architecture};
 
 /// So many events may wait for the engine before the source is held back.
 const EVENTS_IN_FLIGHT: u32 = 16 * 1024;
 
+/// Under this name Events are told, as those of the reference are.
+const CONTROLLER: &str = "kube-proxy";
+
 /// A source that runs; it ends with this value.
 pub(super) struct RunningSource {
-    task: JoinHandle<()>,
+    tasks: JoinSet<()>,
+    recorder: Option<EventRecorder>,
 }
 
 impl RunningSource {
     /// Starts the source that the configuration names.
-    pub(super) fn start(settled: &Settled, node: &str, engine: &Handle) -> anyhow::Result<Self> {
+    pub(super) async fn start(
+        settled: &Settled,
+        node: &str,
+        version: &str,
+        engine: &Handle,
+        metrics: &RestClientMetrics,
+    ) -> anyhow::Result<Self> {
         let engine = engine.clone();
         let sink = Sink::new(EVENTS_IN_FLIGHT, move |update| engine.send(Message::Update(update)));
-        let task = match &settled.source {
+        let mut tasks = JoinSet::new();
+        match &settled.source {
             Source::Manifests(path) => {
                 let files = Files::new(path, node)
                     .with_context(|| format!("cannot follow the manifests in {path:?}"))?;
-                tokio::spawn(files.run(sink))
+                tasks.spawn(files.run(sink));
+                Ok(RunningSource { tasks, recorder: None })
             }
-            Source::Api(_) => bail!("no API source yet"),
-        };
-        Ok(RunningSource { task })
+            Source::Api(api) => {
+                let client = Client::new(options(api, version), Some(observer(metrics.clone()))).await?;
+                info!(server = client.server(), identity = client.identity(), "Following an API server");
+                let instance = format!("{CONTROLLER}-{}", host_name());
+                let (recorder, record) = EventRecorder::new(client.clone(), CONTROLLER, &instance);
+                tasks.spawn(Kubernetes::new(client, node).run(sink));
+                // Ends with the last recorder; until then it is no part of the source whose end matters.
+                tokio::spawn(record);
+                Ok(RunningSource { tasks, recorder: Some(recorder) })
+            }
+        }
+    }
+
+    /// Takes Events to the API; there is none to tell with a folder of manifests.
+    pub(super) fn recorder(&self) -> Option<EventRecorder> {
+        self.recorder.clone()
     }
 
     /// Waits until the source ends, which it only does when the engine has ended.
     pub(super) async fn ended(&mut self) {
-        let _ = (&mut self.task).await;
+        self.tasks.join_next().await;
     }
 }
 
-impl Drop for RunningSource {
-    fn drop(&mut self) {
-        self.task.abort();
+fn options(api: &ApiClient, version: &str) -> ClientOptions {
+    ClientOptions {
+        kubeconfig: api.kubeconfig.as_ref().map(PathBuf::from),
+        master: api.master.clone(),
+        content_type: api.content_type.clone(),
+        accept_content_types: api.accept.clone(),
+        qps: api.limit.map_or(-1.0, |limit| limit.qps),
+        burst: api.limit.map_or(0, |limit| limit.burst),
+        user_agent: user_agent(version),
     }
 }
 
-/// Takes Events to the API, if there is one.
-pub(super) async fn deliver(mut events: mpsc::Receiver<Event>) {
-    while let Some(event) = events.recv().await {
-        tracing::trace!(?event, "No API to tell an Event to");
+/// As the reference names itself, with our name in the place of the commit.
+fn user_agent(version: &str) -> String {
+    let version = version.split(['-', '+']).next().unwrap_or_default();
+    format!("{CONTROLLER}/{version} (linux/{}) portwarden/{}", go_architecture(), crate::version::OWN)
+}
+
+fn observer(metrics: RestClientMetrics) -> Observer {
+    Arc::new(move |seen| {
+        let code = seen.code.map_or_else(|| "<error>".to_owned(), |code| code.to_string());
+        metrics.answered(&code, seen.method, seen.host);
+        metrics.took(seen.method, seen.host, seen.duration);
+        metrics.waited(seen.method, seen.host, seen.limited);
+        metrics.sent(seen.method, seen.host, seen.request_size);
+    })
+}
+
+/// The name that tells this process from others, whatever the Node is called.
+fn host_name() -> String {
+    nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_user_agent_names_kube_proxy_and_us() {
+        let agent = user_agent("v1.37.0+portwarden.0.1.0");
+        assert!(agent.starts_with("kube-proxy/v1.37.0 (linux/"), "{agent}");
+        assert!(agent.ends_with(&format!(") portwarden/{}", crate::version::OWN)), "{agent}");
     }
 }

@@ -1,9 +1,10 @@
 //! Removing flows that go to endpoints which no longer serve.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use portwarden_model::{Desired, Family, GoneFrontend, PerFamily, SyncError};
+use portwarden_model::{Changes, Cluster, Desired, Family, GoneFrontend, PerFamily, SyncError};
 use tracing::{debug, error};
 
 use super::clock::Moment;
@@ -14,8 +15,8 @@ const LAST_RETRY: Duration = Duration::from_secs(60);
 
 /// Removes stale flows of one family from the kernel.
 pub trait Flows: Send {
-    /// Removes flows to endpoints that no longer serve, and to frontends that are gone. Returns how many there were.
-    fn clean(&mut self, desired: &Desired, gone: &BTreeSet<GoneFrontend>) -> Result<usize, SyncError>;
+    /// Removes flows that are stale after these changes, on a host with these addresses. Returns how many there were.
+    fn clean(&mut self, desired: &Desired, changes: &Changes, host: &[IpAddr]) -> Result<usize, SyncError>;
 }
 
 /// Remembers what is to be cleaned until it is.
@@ -50,14 +51,20 @@ impl Cleanup {
     }
 
     /// Cleans, if it is time. What failed is tried again.
-    pub(super) fn run(&mut self, desired: &Desired, metrics: &Metrics, clock: &dyn Fn() -> Moment) {
-        let family = desired.family;
+    pub(super) fn run(
+        &mut self,
+        family: Family,
+        cluster: &Cluster,
+        metrics: &Metrics,
+        clock: &dyn Fn() -> Moment,
+    ) {
         let started = clock().instant;
         let wanted = &mut self.families[family];
         if wanted.at.is_none_or(|at| started < at) {
             return;
         }
-        let result = self.flows.clean(desired, &wanted.gone);
+        let changes = Changes { udp: true, gone: wanted.gone.clone(), ..Changes::default() };
+        let result = self.flows.clean(cluster.desired(family), &changes, cluster.host_addresses());
         let ended = clock().instant;
         let took = ended.saturating_duration_since(started);
         match result {

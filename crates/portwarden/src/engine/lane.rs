@@ -40,8 +40,6 @@ pub(super) struct Done {
     pub(super) report: Report,
     pub(super) refused: Difference,
     pub(super) took: Duration,
-    /// It was the first one of this lane.
-    pub(super) first: bool,
     /// It put back what somebody else had changed.
     pub(super) repaired: bool,
     /// How many attempts failed before.
@@ -160,7 +158,6 @@ impl Lane {
 
     fn done(&mut self, mut report: Report, ended: Instant, took: Duration) -> Done {
         let changes = std::mem::take(&mut self.pending);
-        let first = self.last_full.is_none();
         let repaired = changes.full && self.repair.next(ended).is_some();
         if changes.full || report.full {
             self.last_full = Some(ended);
@@ -169,6 +166,6 @@ impl Lane {
         let isolated = std::mem::take(&mut report.isolated);
         let refused = self.isolation.report(&changes, isolated, ended, self.pacing.sync_period);
         let failures = std::mem::take(&mut self.failures);
-        Done { changes, report, refused, took, first, repaired, failures, isolated: self.isolation.len() }
+        Done { changes, report, refused, took, repaired, failures, isolated: self.isolation.len() }
     }
 }

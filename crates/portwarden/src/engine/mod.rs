@@ -12,11 +12,12 @@
 //! | `lanes.rs` | the families together, and the change from one mode to another |
 //! | `isolation.rs` | Services that the kernel refuses |
 //! | `repair.rs` | putting back what others changed |
-//! | `flows.rs` | removing stale flows after syncs |
+//! | `flows.rs`, `conntrack.rs` | removing stale flows after syncs |
 //! | `published.rs` | what leaves the engine: health-check ports and notices |
 
 mod arrivals;
 mod clock;
+mod conntrack;
 mod flows;
 mod inbox;
 mod isolation;
@@ -37,6 +38,7 @@ use crate::metrics::Metrics;
 
 pub use arrivals::NodeWait;
 pub use clock::{Clock, Moment};
+pub use conntrack::ConntrackFlows;
 pub use flows::Flows;
 pub use inbox::{Handle, Inbox, inbox};
 pub use published::{HealthCheckPorts, Notice, Outlets, Published};
@@ -221,7 +223,7 @@ impl Engine {
             self.sync();
         }
         for family in self.lanes.families() {
-            self.cleanup.run(self.cluster.desired(family), &self.metrics, self.clock.as_ref());
+            self.cleanup.run(family, &self.cluster, &self.metrics, self.clock.as_ref());
         }
         let now = (self.clock)().instant;
         Ok([self.lanes.next(now), self.cleanup.next()].into_iter().flatten().min())
@@ -320,7 +322,8 @@ impl Engine {
             info!(ipFamily = %family, %service, "The kernel takes a Service that it had refused");
         }
         self.published.health_checks(desired, &done.changes);
-        if done.first || done.repaired || done.changes.udp || !done.changes.gone.is_empty() {
+        // Rules that were missing for a while let flows through as they were.
+        if done.repaired || done.changes.udp || !done.changes.gone.is_empty() {
             self.cleanup.request(family, done.changes.gone, now.instant);
         }
     }

@@ -2,10 +2,11 @@
 
 use std::os::fd::BorrowedFd;
 
+use portwarden_model::Event;
 use tracing::warn;
 
 use super::{Engine, EngineError, Inbox};
-use crate::host::HostAddresses;
+use crate::host::{HostAddressError, HostAddresses};
 
 /// After so many messages the engine looks at its deadlines, however many more there are.
 const MESSAGES_AT_ONCE: usize = 256;
@@ -36,13 +37,17 @@ pub fn run(
             engine.look_for_tampering();
         }
         if let Some(addresses) = addresses.as_mut().filter(|_| moved) {
-            match addresses.changed() {
-                Ok(now) => engine.apply(now.into_iter().collect()),
-                Err(error) => warn!(
-                    err = crate::logging::chain(&error),
-                    "Cannot read this host's addresses; node ports stay on the ones known so far"
-                ),
-            }
+            take_addresses(&mut engine, addresses.changed());
         }
+    }
+}
+
+fn take_addresses(engine: &mut Engine, addresses: Result<Option<Event>, HostAddressError>) {
+    match addresses {
+        Ok(now) => engine.apply(now.into_iter().collect()),
+        Err(error) => warn!(
+            err = crate::logging::chain(&error),
+            "Cannot read this host's addresses; node ports stay on the ones known so far"
+        ),
     }
 }

@@ -19,7 +19,7 @@ use tracing::{debug, error};
 
 use super::state::SharedHealth;
 use crate::engine::HealthCheckPorts;
-use crate::events::{Event, Events};
+use crate::events::Events;
 use crate::http::{Answer, Handler, Limits, Sockets, bind, json, serve, with_header};
 
 /// A port that cannot be opened is tried again this often.
@@ -138,9 +138,8 @@ impl ServicePorts {
         let note = format!("node {node} failed to start healthcheck \"{service}\" on port {port}: {error}");
         if self.failed.get(&key) != Some(&note) {
             error!(%service, node, port, err = %error, "Failed to start healthcheck");
-            let event =
-                Event::service_warning(service, "FailedToStartServiceHealthcheck", "Listen", note.clone());
-            self.context.events.emit(event);
+            let reason = "FailedToStartServiceHealthcheck";
+            self.context.events.service_warning(service, reason, "Listen", note.clone());
             self.failed.insert(key, note);
         }
     }

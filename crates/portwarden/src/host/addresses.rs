@@ -2,40 +2,63 @@
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
 
-use portwarden_model::Event;
+use portwarden_model::{Event, normalise};
+use portwarden_netlink::route::{Route, RouteChange, RouteMonitor, RouteNotice};
 
 /// Why the addresses are not known.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot list this host's addresses")]
-pub struct HostAddressError(#[source] std::io::Error);
+pub enum HostAddressError {
+    /// There is no way to ask.
+    #[error("cannot open a netlink socket for this host's addresses")]
+    Open(#[source] portwarden_netlink::Error),
+    /// The kernel did not tell.
+    #[error("cannot list this host's addresses")]
+    List(#[source] portwarden_netlink::Error),
+    /// The kernel's notifications cannot be read.
+    #[error("cannot read what the kernel tells about this host's addresses")]
+    Follow(#[source] portwarden_netlink::Error),
+}
 
-/// Follows.
+/// Knows all addresses of all interfaces in the network namespace in which it was opened.
+#[derive(Debug)]
 pub struct HostAddresses {
-    socket: UnixStream,
+    route: Route,
+    monitor: RouteMonitor,
 }
 
 impl HostAddresses {
-    /// All addresses of all interfaces.
-    pub fn list() -> Result<Event, HostAddressError> {
-        let all = nix::ifaddrs::getifaddrs().map_err(|errno| HostAddressError(errno.into()))?;
-        let ips: Vec<IpAddr> = all
-            .filter_map(|one| {
-                let address = one.address?;
-                let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-                v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
-            })
-            .collect();
+    /// Starts to listen, so that no change is missed after the first [`HostAddresses::list`].
+    pub fn open() -> Result<Self, HostAddressError> {
+        let monitor = RouteMonitor::open().map_err(HostAddressError::Open)?;
+        Ok(HostAddresses { route: Route::open().map_err(HostAddressError::Open)?, monitor })
+    }
+
+    /// All addresses now.
+    pub fn list(&mut self) -> Result<Event, HostAddressError> {
+        let listed = self.route.addresses(None).map_err(HostAddressError::List)?;
+        let mut ips: Vec<IpAddr> = listed.iter().map(|one| normalise(one.address)).collect();
+        ips.sort_unstable();
+        ips.dedup();
         Ok(Event::HostAddresses(ips.into()))
     }
 
-    /// Readable
+    /// Readable when an address came or went.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.monitor.as_fd()
     }
-    /// Changed
+
+    /// All addresses, if they may differ from those listed before.
     pub fn changed(&mut self) -> Result<Option<Event>, HostAddressError> {
-        Ok(None)
+        let mut matters = false;
+        let read = self.monitor.read(|notice| {
+            matters |= match notice {
+                RouteNotice::Change(RouteChange::AddressPresent(_) | RouteChange::AddressGone(_)) => true,
+                RouteNotice::Change(RouteChange::LinkPresent(_) | RouteChange::LinkGone(_)) => false,
+                RouteNotice::Missed => true,
+            };
+        });
+        read.map_err(HostAddressError::Follow)?;
+        matters.then(|| self.list()).transpose()
     }
 }

@@ -13,7 +13,6 @@ pub struct RestClientMetrics {
     duration: HistogramVec,
     rate_limiter: HistogramVec,
     request_size: HistogramVec,
-    response_size: HistogramVec,
 }
 
 impl RestClientMetrics {
@@ -49,12 +48,6 @@ impl RestClientMetrics {
                 labels,
                 bytes(),
             )?,
-            response_size: part.histograms(
-                "rest_client_response_size_bytes",
-                "[ALPHA] Bytes received from the API server in an answer's body",
-                labels,
-                bytes(),
-            )?,
         })
     }
 
@@ -73,9 +66,8 @@ impl RestClientMetrics {
         self.rate_limiter.with_label_values(&[verb, host]).observe(duration.as_secs_f64());
     }
 
-    /// How many bytes went out and came in.
-    pub fn carried(&self, verb: &str, host: &str, sent: u64, received: u64) {
-        self.request_size.with_label_values(&[verb, host]).observe(sent as f64);
-        self.response_size.with_label_values(&[verb, host]).observe(received as f64);
+    /// How many bytes a request had. Answers are streams of any length and are not measured.
+    pub fn sent(&self, verb: &str, host: &str, bytes: usize) {
+        self.request_size.with_label_values(&[verb, host]).observe(bytes as f64);
     }
 }
