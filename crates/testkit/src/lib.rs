@@ -1,11 +1,17 @@
 //! Namespaces, traffic, an API server and scenarios for tests.
 //!
 //! The bench every dataplane is tried on: a small dual-stack cluster made of real network namespaces
-//! ([`topology`]), and probes that send real TCP and UDP through it and say what became of them ([`probe`]).
+//! ([`topology`]), and probes that send real TCP and UDP through it and say what became of them ([`probe`]). A [`rig`] puts a
+//! dataplane into it, the [`oracle`] knows what must come out, and [`scenario`]s tell it in words.
 
+pub mod build;
+pub mod harness;
 pub mod netns;
+pub mod oracle;
 pub mod probe;
+pub mod rig;
 mod route;
+pub mod scenario;
 pub mod topology;
 pub mod wait;
 

@@ -21,7 +21,7 @@ pub mod addresses;
 mod host;
 mod wiring;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Result, ensure};
 
@@ -53,6 +53,7 @@ pub struct Topology {
     outside: Host,
     pods: Vec<Host>,
     remote_pods: Vec<Host>,
+    pod_network: PodNetwork,
 }
 
 impl Topology {
@@ -94,6 +95,19 @@ impl Topology {
     /// Pod `index` on the second node; panics if it was not asked for.
     pub fn remote_pod(&self, index: usize) -> &Host {
         &self.remote_pods[index]
+    }
+
+    /// How the pods of the node under test are attached.
+    pub fn pod_network(&self) -> PodNetwork {
+        self.pod_network
+    }
+
+    /// All addresses of the node under test, loopback and the bridge of the pods included, link-local ones not.
+    pub fn node_addresses(&self) -> Vec<IpAddr> {
+        let loopback = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+        let bridge = (self.pod_network == PodNetwork::Bridge).then(|| addresses::POD_BRIDGE.both());
+        let own = self.node.addresses().iter().flat_map(|ip| ip.both());
+        loopback.into_iter().chain(own).chain(bridge.into_iter().flatten()).collect()
     }
 
     /// All hosts.

@@ -114,6 +114,9 @@ pub const CLUSTER_CIDR: DualNet =
 pub const NODE_PODS: DualNet =
     DualNet::new(DualIp::new([10, 244, 0, 0], [0xfd00, 0x10, 0x244, 0, 0, 0, 0, 0]), 24, 64);
 
+/// The bridge of the pods on the node under test, if they are on one: masquerading towards pods shows it.
+pub const POD_BRIDGE: DualIp = DualIp::new([10, 244, 0, 1], [0xfd00, 0x10, 0x244, 0, 0, 0, 0, 1]);
+
 /// The pods of the second node.
 pub const NODE_B_PODS: DualNet =
     DualNet::new(DualIp::new([10, 244, 1, 0], [0xfd00, 0x10, 0x244, 1, 0, 0, 0, 0]), 24, 64);

@@ -41,6 +41,7 @@ pub(super) fn build(plan: Builder) -> Result<Topology> {
         remote_pods: (0..plan.remote_pods)
             .map(|index| pod("remote-pod", NODE_B_PODS, index))
             .collect::<Result<_>>()?,
+        pod_network: plan.pod_network,
     };
     join_uplink(&topology)?;
     let mut node = Wire::open(&topology.node)?;
@@ -209,7 +210,7 @@ impl<'a> Wire<'a> {
     /// A pod still has no route to its neighbours but through the node: answers that took the short way over the
     /// bridge would bypass address translation where the kernel has no `br_netfilter`.
     fn attach_to_bridge(&mut self, pods: &[Host]) -> Result<()> {
-        let gateway = NODE_PODS.host(1);
+        let gateway = addresses::POD_BRIDGE;
         let bridge_mac = mac(MAC_HOST, gateway);
         self.route.bridge("cni0", POD_BRIDGE, bridge_mac);
         self.route.up(POD_BRIDGE);

@@ -1,0 +1,360 @@
+//! What must become of a packet, read straight from the desired state.
+//!
+//! A second, slow and simple interpretation of [`Desired`], to hold every dataplane against: it walks over all frontends, knows
+//! who is where in the [`Topology`], and has no idea of rules, chains or maps. What modes do differently, and say so in their
+//! documentation, is in [`Mode`]; everything else must be the same everywhere.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Result, bail};
+use portwarden_model::{
+    Desired, Exposure, Family, Frontend, Masquerade, PerFamily, PodTraffic, Pool, PortName, Protocol,
+    ProxiedPort, Verdict,
+};
+
+use crate::probe::{Answer, Outcome, Transport};
+use crate::topology::addresses::{NODE, POD_BRIDGE};
+use crate::topology::{Host, PodNetwork, Topology};
+
+/// Where modes differ, as documented.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mode {
+    /// Ports that no Service has are refused at cluster addresses, and addresses that no Service has are dropped; else such packets
+    /// pass as if there were no proxy.
+    pub guards_cluster_ips: bool,
+    /// Connections of an endpoint to itself are masqueraded also for endpoints on other nodes.
+    pub remote_hairpin: bool,
+    /// Source ranges hold also for a Service that has no endpoints; else everybody is refused.
+    pub ranges_without_endpoints: bool,
+    /// Node ports answer on IPv4 loopback addresses.
+    pub localhost_node_ports: bool,
+    /// A node port that nobody serves is refused or dropped on all local addresses; else only on those where node ports answer.
+    pub dead_node_ports_everywhere: bool,
+}
+
+/// Something that a host sends: the first packet of a connection.
+#[derive(Debug, Clone)]
+pub struct Packet<'a> {
+    /// Who sends it.
+    pub from: &'a Host,
+    /// The address it comes from.
+    pub source: IpAddr,
+    /// Where it goes.
+    pub to: SocketAddr,
+    /// TCP or UDP.
+    pub transport: Transport,
+}
+
+/// What may become of a packet: any of these, and nothing else.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Expected {
+    /// The endpoints that may answer.
+    pub answers: BTreeMap<SocketAddr, Seen>,
+    /// It may be turned away at once.
+    pub refused: bool,
+    /// It may get no answer.
+    pub dropped: bool,
+    /// The service port whose endpoint remembers the client.
+    pub sticky: Option<PortName>,
+}
+
+/// An endpoint that may answer.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Seen {
+    /// The host it runs on.
+    pub host: String,
+    /// The source address it sees.
+    pub source: IpAddr,
+}
+
+/// Who listens where: host, transport, port.
+pub type Served = BTreeSet<(String, Transport, u16)>;
+
+/// Knows everything that a packet's fate depends on.
+#[derive(Debug, Clone, Copy)]
+pub struct Oracle<'a> {
+    topology: &'a Topology,
+    served: &'a Served,
+    desired: PerFamily<&'a Desired>,
+    mode: Mode,
+}
+
+/// Where a packet counts as coming from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Pod,
+    Host,
+    Elsewhere,
+}
+
+impl<'a> Packet<'a> {
+    /// A packet from the address that the host would choose by itself.
+    pub fn new(topology: &Topology, from: &'a Host, transport: Transport, to: SocketAddr) -> Packet<'a> {
+        let to_itself = from.owns(to.ip()) || (to.ip().is_loopback());
+        let own_bridge =
+            from.name() == topology.node().name() && topology.node_addresses().contains(&to.ip());
+        let source = if to_itself || own_bridge { to.ip() } else { from.ip().like(to.ip()) };
+        Packet { from, source, to, transport }
+    }
+}
+
+impl<'a> Oracle<'a> {
+    /// For a state of the node, with these servers running.
+    pub fn new(
+        topology: &'a Topology,
+        served: &'a Served,
+        desired: PerFamily<&'a Desired>,
+        mode: Mode,
+    ) -> Oracle<'a> {
+        Oracle { topology, served, desired, mode }
+    }
+
+    /// What must become of a packet that passes the node under test.
+    pub fn expect(&self, packet: &Packet<'_>) -> Expected {
+        match self.frontend(packet) {
+            None => self.untranslated(packet),
+            Some((port, frontend)) => self.at_frontend(packet, port, frontend),
+        }
+    }
+
+    fn desired(&self, packet: &Packet<'_>) -> &'a Desired {
+        self.desired[Family::of(packet.to.ip())]
+    }
+
+    /// The frontend that a packet is for. An address of a Service goes before a node port.
+    fn frontend(&self, packet: &Packet<'_>) -> Option<(&'a ProxiedPort, &'a Frontend)> {
+        let all = || {
+            let ports = self.desired(packet).ports().filter(|port| port.protocol() == protocol(packet));
+            let frontends =
+                ports.flat_map(|port| port.frontends.iter().map(move |frontend| (port, frontend)));
+            frontends.filter(|(_, frontend)| !frontend.shadowed && frontend.port == packet.to.port())
+        };
+        let by_address = all().find(|(_, frontend)| frontend.ip == Some(packet.to.ip()));
+        by_address.or_else(|| {
+            all().find(|(port, frontend)| frontend.ip.is_none() && self.has_node_port(packet, port, frontend))
+        })
+    }
+
+    fn has_node_port(&self, packet: &Packet<'_>, port: &ProxiedPort, frontend: &Frontend) -> bool {
+        let ip = packet.to.ip();
+        if !self.is_node(ip) {
+            return false;
+        }
+        let node = &self.desired(packet).node;
+        let answers = if ip.is_loopback() {
+            let allowed = ip.is_ipv4() && self.mode.localhost_node_ports && node.node_ports_on_loopback;
+            allowed && node.node_ports.contains(ip)
+        } else {
+            node.node_ports.contains(ip)
+        };
+        let dead = !matches!(self.verdict(packet, frontend), Verdict::Forward(_)) || !port.has_endpoints;
+        answers || (dead && self.mode.dead_node_ports_everywhere)
+    }
+
+    fn at_frontend(&self, packet: &Packet<'_>, port: &ProxiedPort, frontend: &Frontend) -> Expected {
+        let filtered = port.has_endpoints || self.mode.ranges_without_endpoints;
+        if frontend.exposure == Exposure::LoadBalancerIp && filtered && !may_use(packet.source, port) {
+            return Expected::dropped();
+        }
+        match self.verdict(packet, frontend) {
+            Verdict::Reject => Expected::refused(),
+            Verdict::Drop => Expected::dropped(),
+            Verdict::Forward(kind) => {
+                let sticky = port.affinity.map(|_| port.name.clone());
+                Expected { sticky, ..self.through(packet, frontend, port.pool(kind)) }
+            }
+        }
+    }
+
+    fn verdict(&self, packet: &Packet<'_>, frontend: &Frontend) -> Verdict {
+        match self.origin(packet) {
+            Origin::Pod | Origin::Host => frontend.from_node,
+            Origin::Elsewhere => frontend.from_elsewhere,
+        }
+    }
+
+    fn origin(&self, packet: &Packet<'_>) -> Origin {
+        let from_pod = match &self.desired(packet).node.pod_traffic {
+            PodTraffic::Unknown => false,
+            PodTraffic::From(net) => net.contains(&packet.source),
+            PodTraffic::Interface(name) => self.arrival(packet).is_some_and(|device| device == name.as_str()),
+            PodTraffic::InterfacePrefix(prefix) => {
+                self.arrival(packet).is_some_and(|device| device.starts_with(prefix.as_str()))
+            }
+        };
+        match from_pod {
+            true => Origin::Pod,
+            false if self.is_node(packet.source) => Origin::Host,
+            false => Origin::Elsewhere,
+        }
+    }
+
+    /// The device on which a packet reaches the node; none for what starts there.
+    fn arrival(&self, packet: &Packet<'_>) -> Option<String> {
+        let is_sender = |host: &Host| host.name() == packet.from.name();
+        match self.topology.pods().iter().position(is_sender) {
+            _ if is_sender(self.topology.node()) => None,
+            Some(_) if self.topology.pod_network() == PodNetwork::Bridge => Some("cni0".to_owned()),
+            Some(index) => Some(format!("veth{index}")),
+            None => Some("eth0".to_owned()),
+        }
+    }
+
+    /// Any endpoint of the pool gets the packet.
+    fn through(&self, packet: &Packet<'_>, frontend: &Frontend, pool: &Pool) -> Expected {
+        let hidden = match frontend.masquerade {
+            Masquerade::Never => false,
+            Masquerade::NotFromPods => self.origin(packet) != Origin::Pod,
+            Masquerade::FromHost => self.origin(packet) == Origin::Host,
+            Masquerade::Always => true,
+        };
+        let mut expected = Expected::default();
+        for backend in pool.iter() {
+            let hairpin = packet.source == backend.ip && (backend.local || self.mode.remote_hairpin);
+            // What another host sends to the node itself is delivered before anything could be masqueraded.
+            let delivered_here =
+                self.is_node(backend.ip) && packet.from.name() != self.topology.node().name();
+            let source = match (hidden || hairpin) && !delivered_here {
+                true => self.masquerade_address(backend.ip),
+                false => packet.source,
+            };
+            self.at_endpoint(packet.transport, source, backend.address(), &mut expected);
+        }
+        expected
+    }
+
+    /// The endpoint gets the packet; its answer must come back through the node, or the client will not know it.
+    fn at_endpoint(
+        &self,
+        transport: Transport,
+        source: IpAddr,
+        endpoint: SocketAddr,
+        expected: &mut Expected,
+    ) {
+        let here = |ip: IpAddr| self.is_node(ip) || self.topology.pods().iter().any(|pod| pod.owns(ip));
+        let spoofed = source == endpoint.ip() && !self.is_node(source);
+        if spoofed || !(here(source) || here(endpoint.ip())) {
+            expected.dropped = true;
+        } else {
+            self.at_server(transport, source, endpoint, expected);
+        }
+    }
+
+    /// Nobody translates the packet: whoever has the address gets it.
+    fn untranslated(&self, packet: &Packet<'_>) -> Expected {
+        let desired = self.desired(packet);
+        let to = packet.to.ip();
+        let cluster_ip =
+            |frontend: &Frontend| frontend.exposure == Exposure::ClusterIp && frontend.ip == Some(to);
+        if self.mode.guards_cluster_ips {
+            if desired.ports().any(|port| port.frontends.iter().any(cluster_ip)) {
+                return Expected::refused();
+            }
+            if desired.node.service_cidrs.iter().any(|net| net.contains(&to)) {
+                return Expected::dropped();
+            }
+        }
+        let mut expected = Expected::default();
+        self.at_server(packet.transport, packet.source, packet.to, &mut expected);
+        expected
+    }
+
+    /// Whoever has the address answers, refuses, or does not exist.
+    fn at_server(&self, transport: Transport, source: IpAddr, to: SocketAddr, expected: &mut Expected) {
+        let owner =
+            if self.is_node(to.ip()) { Some(self.topology.node()) } else { self.topology.owner(to.ip()) };
+        let Some(owner) = owner else {
+            expected.dropped = true;
+            return;
+        };
+        let host = owner.name().to_owned();
+        if owner.owns(to.ip()) && self.served.contains(&(host.clone(), transport, to.port())) {
+            expected.answers.insert(to, Seen { host, source });
+        } else {
+            expected.refused = true;
+        }
+    }
+
+    fn is_node(&self, ip: IpAddr) -> bool {
+        self.topology.node_addresses().contains(&ip)
+    }
+
+    /// The address behind which others are hidden on the way to `to`.
+    fn masquerade_address(&self, to: IpAddr) -> IpAddr {
+        let pod_here = self.topology.pods().iter().any(|pod| pod.owns(to));
+        let bridge = pod_here && self.topology.pod_network() == PodNetwork::Bridge;
+        if bridge { POD_BRIDGE.like(to) } else { NODE.like(to) }
+    }
+}
+
+impl Expected {
+    fn refused() -> Expected {
+        Expected { refused: true, ..Expected::default() }
+    }
+
+    fn dropped() -> Expected {
+        Expected { dropped: true, ..Expected::default() }
+    }
+
+    /// Whether silence is the only thing that may happen.
+    pub fn is_silence(&self) -> bool {
+        self.dropped && !self.refused && self.answers.is_empty()
+    }
+
+    /// The hosts that may answer.
+    pub fn hosts(&self) -> BTreeSet<&str> {
+        self.answers.values().map(|seen| seen.host.as_str()).collect()
+    }
+
+    /// The source addresses that endpoints may see.
+    pub fn sources(&self) -> BTreeSet<IpAddr> {
+        self.answers.values().map(|seen| seen.source).collect()
+    }
+
+    /// Whether an outcome is one of those that may be.
+    pub fn check(&self, outcome: &Outcome) -> Result<()> {
+        let allowed = match outcome {
+            Outcome::Answered(Answer { endpoint, source, host, .. }) => {
+                let seen = Seen { host: host.clone(), source: source.ip() };
+                self.answers.get(endpoint) == Some(&seen)
+            }
+            Outcome::Refused(_) => self.refused,
+            Outcome::Dropped => self.dropped,
+            _ => false,
+        };
+        if !allowed {
+            bail!("{outcome}; expected: {self}");
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let answers = self.answers.iter().map(|(endpoint, Seen { host, source })| {
+            format!("answered by {host} at {endpoint}, which sees {source}")
+        });
+        let refused = self.refused.then(|| "refused".to_owned());
+        let dropped = self.dropped.then(|| "dropped".to_owned());
+        let all: Vec<String> = answers.chain(refused).chain(dropped).collect();
+        f.write_str(&all.join(", or "))
+    }
+}
+
+fn protocol(packet: &Packet<'_>) -> Protocol {
+    match packet.transport {
+        Transport::Tcp => Protocol::Tcp,
+        Transport::Udp => Protocol::Udp,
+    }
+}
+
+/// Whether a client is within the source ranges of a port.
+fn may_use(client: IpAddr, port: &ProxiedPort) -> bool {
+    let Some(allowed) = &port.source_ranges else { return true };
+    let is_frontend =
+        |frontend: &Frontend| frontend.exposure == Exposure::LoadBalancerIp && frontend.ip == Some(client);
+    allowed.ranges.iter().any(|range| range.contains(&client))
+        || (allowed.frontends_too && port.frontends.iter().any(is_frontend))
+}

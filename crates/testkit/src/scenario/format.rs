@@ -1,0 +1,143 @@
+//! What can be written in a scenario. Unknown keys are errors; every error tells its line.
+
+mod objects;
+mod steps;
+mod text;
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, anyhow, bail};
+use portwarden_model::Family;
+use serde::Deserialize;
+use serde_saphyr::Spanned;
+
+pub use objects::{
+    EndpointContent, EndpointFields, IngressContent, NodeContent, Objects, Policy, PortContent, ProtocolName,
+    ServiceContent, ServiceType, SliceContent,
+};
+pub use steps::{
+    Command, Connect, Deletion, Exchange, Failure, Forget, HealthCheckContent, LoadCheck, LoadStart, Probe,
+    Step,
+};
+pub use text::{Names, Range, Sender, SourceContent, Target};
+
+/// A whole file.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Content {
+    /// What the scenario shows.
+    pub description: String,
+    /// Dataplanes that cannot do this, and why.
+    #[serde(default)]
+    pub except: BTreeMap<String, String>,
+    /// The only dataplanes that do this, and why.
+    #[serde(default)]
+    pub only: BTreeMap<String, String>,
+    /// In which families it is played; both unless told.
+    #[serde(default = "both")]
+    pub families: Vec<FamilyName>,
+    /// Who takes part.
+    #[serde(default)]
+    pub topology: TopologyContent,
+    /// What the operator set.
+    #[serde(default)]
+    pub settings: SettingsContent,
+    /// What is there at the start.
+    #[serde(default)]
+    pub objects: Objects,
+    /// What happens.
+    pub steps: Vec<Spanned<Step>>,
+}
+
+impl Content {
+    /// Reads a file's text.
+    pub fn parse(text: &str) -> Result<Content> {
+        let content: Content = serde_saphyr::from_str(text).map_err(|error| {
+            anyhow!("{}", error.render_with_formatter(&serde_saphyr::UserMessageFormatter))
+        })?;
+        if content.steps.is_empty() {
+            bail!("line 1: a scenario without steps shows nothing");
+        }
+        Ok(content)
+    }
+}
+
+/// An IP family as Kubernetes writes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub enum FamilyName {
+    /// IPv4.
+    IPv4,
+    /// IPv6.
+    IPv6,
+}
+
+impl From<FamilyName> for Family {
+    fn from(name: FamilyName) -> Family {
+        match name {
+            FamilyName::IPv4 => Family::V4,
+            FamilyName::IPv6 => Family::V6,
+        }
+    }
+}
+
+fn both() -> Vec<FamilyName> {
+    vec![FamilyName::IPv4, FamilyName::IPv6]
+}
+
+/// Who takes part, besides `node-a`, `node-b` and `outside`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct TopologyContent {
+    /// How many pods run on `node-a`: `pod-0`, ...
+    pub pods: u8,
+    /// How many pods run on `node-b`: `remote-pod-0`, ...
+    pub remote_pods: u8,
+    /// Whether the pods of `node-a` are on the bridge `cni0` instead of devices of their own.
+    pub bridge: bool,
+}
+
+impl Default for TopologyContent {
+    fn default() -> Self {
+        TopologyContent { pods: 3, remote_pods: 2, bridge: false }
+    }
+}
+
+/// What the operator set.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct SettingsContent {
+    /// How traffic of pods is told.
+    pub detect_local_mode: Option<DetectLocalMode>,
+    /// The pod ranges for `ClusterCIDR`.
+    #[serde(rename = "clusterCIDRs")]
+    pub cluster_cidrs: Option<Vec<Range>>,
+    /// The bridge for `BridgeInterface`.
+    pub bridge_interface: Option<String>,
+    /// The prefix for `InterfaceNamePrefix`.
+    pub interface_name_prefix: Option<String>,
+    /// Masquerade all traffic to cluster addresses.
+    #[serde(rename = "masqueradeAll")]
+    pub masquerade_all: bool,
+    /// Where node ports answer: ranges, `primary`, `localhost`, `all`.
+    pub node_port_addresses: Option<Vec<String>>,
+    /// Whether node ports answer on loopback, in modes that can.
+    pub localhost_node_ports: Option<bool>,
+    /// Whether `spec.externalIPs` count.
+    #[serde(rename = "allowServiceExternalIPs")]
+    pub allow_service_external_ips: Option<bool>,
+}
+
+/// How traffic of pods is told, as in kube-proxy's configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub enum DetectLocalMode {
+    /// By source range of all pods.
+    ClusterCIDR,
+    /// By source range of the Node's pods.
+    NodeCIDR,
+    /// By arrival on a bridge.
+    BridgeInterface,
+    /// By the start of the name of the device of arrival.
+    InterfaceNamePrefix,
+    /// Not at all.
+    Off,
+}

@@ -1,0 +1,174 @@
+//! What happens in a scenario.
+
+use serde::Deserialize;
+
+use super::objects::Objects;
+use super::text::{Names, Sender, SourceContent, Target};
+
+/// Something that happens.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Step {
+    /// Somebody sends packets.
+    Probe(Probe),
+    /// Objects come or change.
+    Apply(Objects),
+    /// Objects go.
+    Delete(Deletion),
+    /// Somebody opens a connection that stays.
+    Connect(Connect),
+    /// Something is said over such a connection.
+    Exchange(Exchange),
+    /// Somebody starts to open connections at a steady rate.
+    Load(LoadStart),
+    /// The load goes on until these have answered.
+    AwaitLoad(LoadCheck),
+    /// The load ends; nobody else has answered, and nothing failed.
+    EndLoad(LoadCheck),
+    /// A client stops for so long that its affinity ends.
+    Forget(Forget),
+    /// So many seconds pass.
+    Pause(f64),
+    /// The dataplane starts anew over what the kernel has.
+    Restart {},
+    /// What load balancers are told.
+    HealthCheck(HealthCheckContent),
+    /// Somebody does something to a host.
+    Run(Command),
+}
+
+/// Packets and what becomes of them.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Probe {
+    /// Who sends.
+    pub from: Sender,
+    /// Where to.
+    pub to: Target,
+    /// The hosts that answer: these, all of them, and no others.
+    #[serde(default)]
+    pub answered_by: Names,
+    /// How it fails.
+    pub expect: Option<Failure>,
+    /// What the endpoints see as source.
+    pub source: Option<SourceContent>,
+    /// All probes with this word are answered by one and the same host.
+    pub sticky: Option<String>,
+    /// Whether all hosts must answer equally often.
+    #[serde(default)]
+    pub evenly: bool,
+}
+
+/// How a probe fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Failure {
+    /// At once, with a reset or an ICMP message.
+    Refused,
+    /// In silence.
+    Dropped,
+}
+
+/// Objects that go, by name.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Deletion {
+    /// Services, with the slices that followed from their `endpoints` unless `keepEndpoints` is set.
+    pub services: Vec<String>,
+    /// Whether the endpoints of these Services stay.
+    pub keep_endpoints: bool,
+    /// Slices.
+    pub slices: Vec<String>,
+    /// ServiceCIDRs.
+    #[serde(rename = "serviceCIDRs")]
+    pub service_cidrs: Vec<String>,
+}
+
+/// A connection that stays.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Connect {
+    /// What later steps call it.
+    pub name: String,
+    /// Who opens it.
+    pub from: Sender,
+    /// Where to.
+    pub to: Target,
+    /// One of these answers.
+    pub answered_by: Names,
+}
+
+/// A question and an answer over a connection.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Exchange {
+    /// The connection.
+    pub over: String,
+    /// Who answers; the same as at first unless told.
+    #[serde(default)]
+    pub answered_by: Names,
+}
+
+/// A steady load.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LoadStart {
+    /// What later steps call it.
+    pub name: String,
+    /// Who opens connections.
+    pub from: Sender,
+    /// Where to.
+    pub to: Target,
+    /// How many; 100 unless told.
+    #[serde(default = "hundred")]
+    pub per_second: u32,
+}
+
+fn hundred() -> u32 {
+    100
+}
+
+/// What a load has seen.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LoadCheck {
+    /// The load.
+    pub name: String,
+    /// Who has answered.
+    pub answered_by: Names,
+}
+
+/// A client that pauses until another endpoint answers it.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Forget {
+    /// The client.
+    pub from: Sender,
+    /// Where to.
+    pub to: Target,
+    /// The affinity's timeout in seconds.
+    pub seconds: u16,
+}
+
+/// What load balancers are told on a health-check node port.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct HealthCheckContent {
+    /// The Service.
+    pub service: String,
+    /// The port; absent if there must be none.
+    pub port: Option<u16>,
+    /// The number of endpoints here.
+    #[serde(default)]
+    pub local_endpoints: usize,
+}
+
+/// A program that runs on a host.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Command {
+    /// The host.
+    pub on: String,
+    /// Program and arguments.
+    pub command: Vec<String>,
+}

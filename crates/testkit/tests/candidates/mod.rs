@@ -1,0 +1,69 @@
+//! The dataplanes that are put to the test.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::collections::BTreeSet;
+
+use anyhow::Result;
+use portwarden_iptables::{IptablesDataplane, Options as IptablesOptions, Programs, Variant};
+use portwarden_model::{Dataplane, Desired, Family, GoneFrontend, NodePortRange, SyncError};
+use portwarden_nftables::{Nftables, Options as NftablesOptions};
+use portwarden_testkit::oracle::Mode;
+use portwarden_testkit::rig::{Candidate, Options};
+
+/// All of them.
+pub(crate) const ALL: [Candidate; 3] = [NFTABLES, IPTABLES_NFT, IPTABLES_LEGACY];
+
+pub(crate) const NFTABLES: Candidate = Candidate {
+    name: "nftables",
+    mode: Mode {
+        guards_cluster_ips: true,
+        remote_hairpin: false,
+        ranges_without_endpoints: true,
+        localhost_node_ports: false,
+        dead_node_ports_everywhere: false,
+    },
+    node_port_addresses: &[NodePortRange::Primary],
+    start: start_nftables,
+    clean_flows,
+};
+
+pub(crate) const IPTABLES_NFT: Candidate = Candidate {
+    name: "iptables-nft",
+    mode: Mode {
+        guards_cluster_ips: false,
+        remote_hairpin: true,
+        ranges_without_endpoints: false,
+        localhost_node_ports: true,
+        dead_node_ports_everywhere: true,
+    },
+    node_port_addresses: &[],
+    start: |family, options| start_iptables(family, options, Variant::Nft),
+    clean_flows,
+};
+
+pub(crate) const IPTABLES_LEGACY: Candidate = Candidate {
+    name: "iptables-legacy",
+    start: |family, options| start_iptables(family, options, Variant::Legacy),
+    ..IPTABLES_NFT
+};
+
+fn start_nftables(family: Family, _: &Options) -> Result<Box<dyn Dataplane>> {
+    Ok(Box::new(Nftables::new(family, NftablesOptions { masquerade_bit: 14 })?))
+}
+
+fn start_iptables(family: Family, options: &Options, variant: Variant) -> Result<Box<dyn Dataplane>> {
+    // A lock of its own: tests in other namespaces must not wait for this one.
+    let programs =
+        Programs::new(family, variant).env("XTABLES_LOCKFILE", options.folder.join("xtables.lock"));
+    let own = IptablesOptions {
+        localhost_node_ports: options.localhost_node_ports,
+        variant,
+        ..IptablesOptions::default()
+    };
+    Ok(Box::new(IptablesDataplane::with_programs(family, own, programs)?))
+}
+
+fn clean_flows(_: &Desired, _: &BTreeSet<GoneFrontend>) -> Result<(), SyncError> {
+    Ok(())
+}
