@@ -75,7 +75,6 @@ fn run(size: usize, variant: Variant) -> anyhow::Result<()> {
     cluster.apply(Event::SliceApplied(slice(size, 0, &mut names)));
     let changes = cluster.resolve();
     line("one new service", &cluster, &changes[FAMILY])?;
-    pure = Pure::default();
     let desired = cluster.desired(FAMILY);
     let (own, wall) = measure(|| {
         dataplane.sync(desired, &Changes::everything()).map(drop).map_err(|e| anyhow::anyhow!(e))
@@ -88,7 +87,6 @@ fn run(size: usize, variant: Variant) -> anyhow::Result<()> {
         "",
         100.0 * own.as_secs_f64() / wall.as_secs_f64()
     );
-    drop(pure);
     Ok(())
 }
 
@@ -141,11 +139,15 @@ impl Pure {
 }
 
 fn service(number: usize, names: &mut Interner) -> Service {
-    let mut service = manifest::Service::default();
-    service.metadata = metadata(format!("service-{number}"));
-    service.spec.cluster_ip = format!("10.96.{}.{}", number / 250, number % 250 + 1);
-    service.spec.ports =
-        vec![manifest::ServicePort { name: "http".to_owned(), port: 80, ..Default::default() }];
+    let service = manifest::Service {
+        metadata: metadata(format!("service-{number}")),
+        spec: manifest::ServiceSpec {
+            cluster_ip: format!("10.96.{}.{}", number / 250, number % 250 + 1),
+            ports: vec![manifest::ServicePort { name: "http".to_owned(), port: 80, ..Default::default() }],
+            ..Default::default()
+        },
+        ..Default::default()
+    };
     Service::from_manifest(&service, names).0.expect("the manifest is of a Service that is proxied")
 }
 

@@ -1,16 +1,14 @@
 //! The dataplane of one family: decides between full and partial syncs, commits, and remembers what was acknowledged.
 
-use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use portwarden_model::{
-    Changes, Dataplane, Desired, Family, Gauge, Isolated, NamespacedName, Report, SyncError,
-};
+use portwarden_model::{Changes, Dataplane, Desired, Family, Gauge, Isolated, Report, SyncError};
 
-use crate::command::{Programs, RejectedLine, RestoreError};
+use crate::aside::{Aside, Refused};
+use crate::command::{Programs, RestoreError};
 use crate::counters::Counters;
 use crate::diff;
 use crate::error::Error;
@@ -22,7 +20,7 @@ use crate::render::{Context, FixedRules, InvalidPackets, Mark, pod_match};
 use crate::ruleset::{Pending, Ruleset};
 use crate::sysctl;
 use crate::table::Table;
-use crate::transaction::{Line, Transaction};
+use crate::transaction::Transaction;
 
 /// More endpoints than this make a cluster large.
 const LARGE_CLUSTER_ENDPOINTS: usize = 1000;
@@ -50,6 +48,8 @@ pub struct IptablesDataplane {
     last_full: Option<Instant>,
     localhost_allowed: bool,
     monitor: Monitor,
+    /// Services that the kernel refused.
+    refused: Refused,
     failures: Arc<Failures>,
 }
 
@@ -95,6 +95,7 @@ impl IptablesDataplane {
             last_full: None,
             localhost_allowed: false,
             monitor: Monitor::new(options.sync_period)?,
+            refused: Refused::default(),
             failures: Arc::default(),
             options,
         })
@@ -111,7 +112,7 @@ impl IptablesDataplane {
         let result = if full { self.sync_fully(desired) } else { self.sync_changes(desired, changes) };
         self.trusted = result.is_ok();
         match &result {
-            Ok(_) if full => self.last_full = Some(now),
+            Ok(report) if report.full => self.last_full = Some(now),
             Err(_) if !full => drop(self.failures.partial.fetch_add(1, Ordering::Relaxed)),
             _ => {}
         }
@@ -128,51 +129,74 @@ impl IptablesDataplane {
     fn sync_fully(&mut self, desired: &Desired) -> Result<Report, Error> {
         self.counters.ensure();
         let context = self.prepare(desired)?;
-        let full = FullSync::prepare(&self.programs, self.family, self.has_localhost_node_ports(desired))?;
-        let saved = full.saved();
         let plan = Plan::everything(&self.installed, desired, &context, self.fixed_rules(desired));
-        let report = self.commit(plan, |_, pending| full.transaction(pending, &saved))?;
-        full.finish(&self.programs, &mut self.monitor);
-        self.context = Some(context);
-        Ok(Report { full: true, ..report })
+        let Plan { mut pending, isolated } = plan;
+        let mut aside = Aside::new(isolated);
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            // Anew for each attempt: one that failed may have changed the filter table.
+            let full =
+                FullSync::prepare(&self.programs, self.family, self.has_localhost_node_ports(desired))?;
+            let mut transaction = full.transaction(&pending);
+            aside.keep_chains(&mut transaction);
+            match self.restore(&transaction) {
+                Ok(()) => {
+                    full.finish(&self.programs, &mut self.monitor);
+                    self.refused = Refused::of(&aside, desired);
+                    let report = self.acknowledge(pending, context, &transaction, aside.isolated);
+                    return Ok(Report { full: true, ..report });
+                }
+                Err(RestoreError::Other(error)) => return Err(error),
+                Err(RestoreError::Lines(lines)) => {
+                    let progress = aside.set_aside(&lines, &transaction, &mut pending, &self.installed);
+                    if attempts == ATTEMPTS || !progress {
+                        return Err(self.programs.rejection(&lines, &transaction));
+                    }
+                }
+            }
+        }
     }
 
+    /// Anything that is refused unexpectedly turns this into a full sync: perhaps the tables are not what they are thought to be.
     fn sync_changes(&mut self, desired: &Desired, changes: &Changes) -> Result<Report, Error> {
         let context = self.prepare(desired)?;
         let all = self.context.as_ref().is_none_or(|old| old.differs_for_all(&context));
         let fixed = self.fixed_rules(desired);
-        let plan = Plan::changes(&self.installed, desired, changes, all, &context, fixed);
-        let report = self.commit(plan, diff::changes)?;
-        self.context = Some(context);
-        Ok(report)
-    }
-
-    /// Commits until the kernel accepts, setting aside Services whose lines it refuses and stale chains that others use.
-    fn commit(
-        &mut self,
-        plan: Plan,
-        build: impl Fn(&Ruleset, &Pending) -> Transaction,
-    ) -> Result<Report, Error> {
-        let Plan { mut pending, isolated } = plan;
-        let mut aside = Aside { isolated, ..Aside::default() };
+        let Plan { mut pending, isolated } =
+            Plan::changes(&self.installed, desired, changes, all, &context, fixed);
+        let mut aside = Aside::new(isolated);
         let mut attempts = 0;
         loop {
-            let mut transaction = build(&self.installed, &pending);
-            aside.kept_chains.iter().for_each(|chain| transaction.nat.keep_chain(chain));
-            let rejected = match self.restore(&transaction) {
-                Ok(()) => {
-                    self.installed.acknowledge(pending);
-                    return Ok(report(&transaction, &self.installed, aside.isolated));
-                }
-                Err(RestoreError::Other(error)) => return Err(error),
-                Err(RestoreError::Lines(lines)) => lines,
-            };
             attempts += 1;
-            let progress = aside.set_aside(&rejected, &transaction, &mut pending, &self.installed);
-            if attempts == ATTEMPTS || !progress {
-                return Err(self.programs.rejection(&rejected, &transaction));
+            let transaction = diff::changes(&self.installed, &pending);
+            match self.restore(&transaction) {
+                Ok(()) => return Ok(self.acknowledge(pending, context, &transaction, aside.isolated)),
+                Err(RestoreError::Other(error)) => return Err(error),
+                Err(RestoreError::Lines(lines)) => {
+                    if attempts == ATTEMPTS || !self.refused.explain(&lines, &transaction, desired) {
+                        let error = self.programs.rejection(&lines, &transaction);
+                        tracing::warn!(%error, family = %self.family, "a partial sync was refused; making a full one");
+                        self.failures.partial.fetch_add(1, Ordering::Relaxed);
+                        return self.sync_fully(desired);
+                    }
+                    aside.set_aside(&lines, &transaction, &mut pending, &self.installed);
+                }
             }
         }
+    }
+
+    /// Remembers what the kernel has accepted.
+    fn acknowledge(
+        &mut self,
+        pending: Pending,
+        context: Arc<Context>,
+        transaction: &Transaction,
+        isolated: Vec<Isolated>,
+    ) -> Report {
+        self.installed.acknowledge(pending);
+        self.context = Some(context);
+        report(transaction, &self.installed, isolated)
     }
 
     fn restore(&self, transaction: &Transaction) -> Result<(), RestoreError> {
@@ -242,53 +266,6 @@ impl Dataplane for IptablesDataplane {
             self.trusted = false;
         }
         flushed
-    }
-}
-
-/// What was left out of a transaction so that the rest could be committed.
-#[derive(Default)]
-struct Aside {
-    isolated: Vec<Isolated>,
-    refused: BTreeSet<NamespacedName>,
-    kept_chains: BTreeSet<String>,
-}
-
-impl Aside {
-    /// Takes the refused lines out of what is pending. Returns whether any of them can be left out at all.
-    fn set_aside(
-        &mut self,
-        rejected: &[RejectedLine],
-        transaction: &Transaction,
-        pending: &mut Pending,
-        installed: &Ruleset,
-    ) -> bool {
-        let mut progress = false;
-        let mut seen = BTreeSet::new();
-        for line in rejected {
-            match transaction.line(line.number) {
-                Some(Line::Rule { text, owner: Some(owner) }) if seen.insert(owner) => {
-                    progress = true;
-                    let first_time = self.refused.insert(owner.clone());
-                    // What the kernel accepted before is better than nothing, unless it is that which is refused now.
-                    let fallback = installed.service(owner).filter(|_| first_time).cloned();
-                    pending.services.insert(owner.clone(), fallback);
-                    if first_time {
-                        let reason = format!("iptables-restore refused `{text}`: {}", line.message);
-                        self.isolated.push(Isolated { service: owner.clone(), reason });
-                    }
-                }
-                Some(Line::Delete { chain }) => {
-                    progress |= self.kept_chains.insert(chain.to_owned());
-                    tracing::warn!(
-                        chain,
-                        reason = line.message,
-                        "cannot remove a stale chain: something else uses it"
-                    );
-                }
-                _ => {}
-            }
-        }
-        progress
     }
 }
 

@@ -106,7 +106,7 @@ fn start_hint(source: &io::Error) -> &'static str {
 
 /// What experience says about a message of the programs.
 fn hint(message: &str) -> &'static str {
-    const HINTS: [(&str, &str); 9] = [
+    const HINTS: [(&str, &str); 10] = [
         ("Permission denied", "; run as root with CAP_NET_ADMIN and CAP_NET_RAW"),
         ("you must be root", "; run as root with CAP_NET_ADMIN and CAP_NET_RAW"),
         (
@@ -128,6 +128,10 @@ fn hint(message: &str) -> &'static str {
         (
             "is incompatible, use 'nft' tool",
             "; somebody changed this table with nft in a way that iptables cannot show: look at it with `nft list ruleset`, or use --proxy-mode=nftables",
+        ),
+        (
+            "CHAIN_USER_ADD failed (File exists)",
+            "; a chain of this name exists that iptables cannot use: look at it with `nft list ruleset` and remove it",
         ),
         (
             "Device or resource busy",

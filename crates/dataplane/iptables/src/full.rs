@@ -50,7 +50,7 @@ impl FullSync {
     }
 
     /// What the tables have.
-    pub(crate) fn saved(&self) -> SavedTables<'_> {
+    fn saved(&self) -> SavedTables<'_> {
         SavedTables {
             filter: self.filter.as_deref().map(Saved::parse),
             nat: self.nat.as_deref().map(Saved::parse),
@@ -58,8 +58,9 @@ impl FullSync {
     }
 
     /// Everything that is not in the tables as it should be.
-    pub(crate) fn transaction(&self, pending: &Pending, saved: &SavedTables<'_>) -> Transaction {
-        let mut transaction = diff::everything(pending, saved, self.family);
+    pub(crate) fn transaction(&self, pending: &Pending) -> Transaction {
+        let saved = self.saved();
+        let mut transaction = diff::everything(pending, &saved, self.family);
         for table in [Table::Filter, Table::Nat] {
             if !saved.table(table).is_some_and(|saved| saved.has_chain(CANARY)) {
                 transaction.section(table).make_chain(CANARY);

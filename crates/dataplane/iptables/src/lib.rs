@@ -4,6 +4,7 @@
 //! [`command`] hands them to `iptables-restore`. [`IptablesDataplane`] ties this together for one family. `docs/iptables.md` shows the
 //! path of a packet and how to look at the rules.
 
+mod aside;
 mod cleanup;
 pub mod command;
 mod counters;

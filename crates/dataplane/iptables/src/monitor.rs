@@ -119,3 +119,66 @@ fn presence(programs: &Programs, table: Table) -> Presence {
         Presence::Unknown
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::Variant;
+    use portwarden_model::Family;
+    use portwarden_testkit::Namespace;
+
+    fn run(programs: &Programs, work: impl FnOnce(&mut Monitor) + Send) {
+        let namespace = Namespace::new("monitor").unwrap();
+        let mut monitor = Monitor::new(Duration::from_secs(30)).unwrap();
+        namespace
+            .run(|| {
+                programs.check().unwrap();
+                monitor.step(programs, Instant::now());
+                assert_eq!(monitor.state, State::Watching);
+                work(&mut monitor);
+                Ok(())
+            })
+            .unwrap();
+    }
+
+    fn programs() -> Programs {
+        Programs::new(Family::V4, Variant::Nft)
+    }
+
+    #[test]
+    fn nothing_happens_while_the_canaries_live() {
+        let programs = programs();
+        run(&programs, |monitor| {
+            assert_eq!(monitor.step(&programs, Instant::now()), (None, Duration::from_secs(30)));
+            assert_eq!(monitor.state, State::Watching);
+        });
+    }
+
+    #[test]
+    fn a_flush_is_told_once_all_tables_are_flushed() {
+        let programs = programs();
+        run(&programs, |monitor| {
+            let start = Instant::now();
+            programs.delete_chain(Table::Mangle, CANARY).unwrap();
+            assert_eq!(monitor.step(&programs, start), (None, FLUSH_INTERVAL));
+            programs.delete_chain(Table::Nat, CANARY).unwrap();
+            assert_eq!(monitor.step(&programs, start + FLUSH_INTERVAL), (None, FLUSH_INTERVAL));
+            programs.delete_chain(Table::Filter, CANARY).unwrap();
+            let (flushed, _) = monitor.step(&programs, start + 2 * FLUSH_INTERVAL);
+            assert!(flushed.unwrap().contains("KUBE-PROXY-CANARY"));
+            assert_eq!(monitor.state, State::Unarmed);
+        });
+    }
+
+    #[test]
+    fn a_flush_of_one_table_is_told_after_a_while() {
+        let programs = programs();
+        run(&programs, |monitor| {
+            let start = Instant::now();
+            programs.delete_chain(Table::Mangle, CANARY).unwrap();
+            assert_eq!(monitor.step(&programs, start).0, None);
+            assert_eq!(monitor.step(&programs, start + FLUSH_LIMIT - FLUSH_INTERVAL).0, None);
+            assert!(monitor.step(&programs, start + FLUSH_LIMIT).0.is_some());
+        });
+    }
+}

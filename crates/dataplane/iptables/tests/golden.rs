@@ -1,5 +1,7 @@
 //! Recorded rules of the reference against ours, through the whole line: manifests, cluster, desired state, kernel, `iptables-save`.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by it")]
+
 mod common;
 
 use common::{Tables, VARIANTS, assert_same, canonical, cluster, fixture, full_sync, recorded_settings};

@@ -1,5 +1,7 @@
 //! Many small steps lead to the same rules as one big one: first in strict simulated tables, then in the kernel.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by it")]
+
 mod common;
 
 use std::sync::Arc;

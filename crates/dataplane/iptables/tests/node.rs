@@ -1,0 +1,217 @@
+//! What a sync does besides writing rules: kernel settings, counters, gauges, canaries; and when it is a full one.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by it")]
+
+mod common;
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use common::{Tables, VARIANTS, assert_same, cluster, full_sync, recorded_settings, sync};
+use nix::poll::{PollFd, PollFlags, poll};
+use portwarden_iptables::{IptablesDataplane, Options, PACKET_COUNTERS, Variant};
+use portwarden_model::object::{EndpointSlice, Service};
+use portwarden_model::{
+    Changes, Cluster, Dataplane, Event, Family, Interner, NodePortRange, Report, Settings, manifest,
+};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn reference_cluster(settings: Settings) -> Cluster {
+    cluster(settings, "reference/objects.json", "reference/node.json")
+}
+
+/// Whether packets to loopback addresses may leave the loopback device, after a sync.
+fn route_localnet(settings: Settings, options: Options, family: Family) -> bool {
+    let tables = Tables::new("localnet", Variant::Nft);
+    full_sync(&mut tables.dataplane(family, options), &tables, &reference_cluster(settings));
+    let _inside = tables.namespace.enter().unwrap();
+    fs::read_to_string("/proc/sys/net/ipv4/conf/all/route_localnet").unwrap().trim() == "1"
+}
+
+#[test]
+fn loopback_is_opened_only_for_node_ports_that_answer_there() {
+    let settings = recorded_settings;
+    assert!(route_localnet(settings(), Options::default(), Family::V4));
+    assert!(!route_localnet(settings(), Options::default(), Family::V6));
+    let off = Options { localhost_node_ports: false, ..Options::default() };
+    assert!(!route_localnet(settings(), off, Family::V4));
+    let primary = Settings { node_port_addresses: vec![NodePortRange::Primary], ..settings() };
+    assert!(!route_localnet(primary, Options::default(), Family::V4));
+}
+
+#[test]
+fn counters_exist_after_a_sync() {
+    let tables = Tables::new("counters", Variant::Nft);
+    let read = || PACKET_COUNTERS.map(|counter| counter.read().unwrap());
+    let _inside = tables.namespace.enter().unwrap();
+    assert_eq!(read(), [None, None]);
+    full_sync(
+        &mut tables.dataplane(Family::V6, Options::default()),
+        &tables,
+        &reference_cluster(recorded_settings()),
+    );
+    assert_eq!(read(), [Some(0), Some(0)]);
+}
+
+#[test]
+fn liberal_conntrack_lets_invalid_packets_pass() {
+    let tables = Tables::new("liberal", Variant::Nft);
+    {
+        let _inside = tables.namespace.enter().unwrap();
+        // The setting exists once conntrack is in use.
+        let track = ["-w", "5", "-A", "INPUT", "-m", "conntrack", "--ctstate", "NEW", "-j", "ACCEPT"];
+        tables.run(Family::V4, "", &track, "").unwrap();
+        fs::write("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal", "1").unwrap();
+    }
+    full_sync(
+        &mut tables.dataplane(Family::V4, Options::default()),
+        &tables,
+        &reference_cluster(recorded_settings()),
+    );
+    let rules = tables.rules(Family::V4);
+    assert!(rules.contains("-A KUBE-FORWARD") && !rules.contains("--ctstate INVALID"));
+}
+
+fn gauge(report: &Report, metric: &str, table: &str) -> usize {
+    let labels = [("table", table.to_owned())];
+    report.gauges.iter().find(|gauge| gauge.metric == metric && gauge.labels == labels).unwrap().value
+}
+
+/// Rules in our chains of a table.
+fn rules_in(tables: &Tables, table: &str) -> usize {
+    let saved = tables.run(Family::V4, "-save", &["-t", table], "").unwrap();
+    saved.lines().filter(|line| line.starts_with("-A KUBE-")).count()
+}
+
+#[test]
+fn gauges_count_rules() {
+    for variant in VARIANTS {
+        let mut cluster = large_cluster(10, 5);
+        let tables = Tables::new("gauges", variant);
+        let mut dataplane = tables.dataplane(Family::V4, Options::default());
+        let check = |report: &Report| {
+            for table in ["filter", "nat"] {
+                assert_eq!(gauge(report, "sync_proxy_rules_iptables_total", table), rules_in(&tables, table));
+            }
+        };
+        let report = sync(&mut dataplane, &tables, &cluster, &Changes::everything()).unwrap();
+        check(&report);
+        for table in ["filter", "nat"] {
+            let written = gauge(&report, "sync_proxy_rules_iptables_last", table);
+            assert_eq!(written, rules_in(&tables, table));
+        }
+        cluster.apply(slice(0, 6));
+        let changes = cluster.resolve();
+        let report = sync(&mut dataplane, &tables, &cluster, &changes[Family::V4]).unwrap();
+        check(&report);
+        // Masquerading, six ways to an endpoint, and the two rules of the new endpoint.
+        assert_eq!(gauge(&report, "sync_proxy_rules_iptables_last", "nat"), 1 + 6 + 2);
+        assert_eq!(gauge(&report, "sync_proxy_rules_iptables_last", "filter"), 0);
+    }
+}
+
+#[test]
+fn a_flush_is_noticed_and_repaired() {
+    for variant in VARIANTS {
+        let cluster = reference_cluster(recorded_settings());
+        let tables = Tables::new("flush", variant);
+        let options = Options { sync_period: Duration::from_millis(50), ..Options::default() };
+        let mut dataplane = tables.dataplane(Family::V4, options);
+        full_sync(&mut dataplane, &tables, &cluster);
+        let expected = tables.rules(Family::V4);
+        for table in ["mangle", "nat", "filter"] {
+            for flush in ["-F", "-X"] {
+                tables.run(Family::V4, "", &["-w", "5", "-t", table, flush], "").unwrap();
+            }
+        }
+        let told = wait_for_tampering(&mut dataplane, &tables);
+        assert!(told.contains("KUBE-PROXY-CANARY"), "{told}");
+        let report = sync(&mut dataplane, &tables, &cluster, &Changes::default()).unwrap();
+        assert!(report.full, "even if the engine forgets to ask for it");
+        assert_same(&tables.rules(Family::V4), &expected, "after the flush");
+    }
+}
+
+fn wait_for_tampering(dataplane: &mut IptablesDataplane, tables: &Tables) -> String {
+    let _inside = tables.namespace.enter().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while Instant::now() < deadline {
+        let watch = dataplane.watch_fd().unwrap();
+        poll(&mut [PollFd::new(watch, PollFlags::POLLIN)], 1000u16).unwrap();
+        if let Some(told) = dataplane.tampering() {
+            return told;
+        }
+    }
+    panic!("the flush was not noticed");
+}
+
+/// Services with so many endpoints each.
+fn large_cluster(services: usize, endpoints: usize) -> Cluster {
+    let mut cluster = Cluster::new(recorded_settings());
+    for number in 0..services {
+        cluster.apply(service(number));
+        cluster.apply(slice(number, endpoints));
+    }
+    cluster.resolve();
+    cluster
+}
+
+fn service(number: usize) -> Event {
+    let mut service = manifest::Service::default();
+    service.metadata.namespace = "demo".to_owned();
+    service.metadata.name = format!("service-{number}");
+    service.spec.cluster_ip = format!("10.96.1.{}", number + 1);
+    service.spec.ports = vec![manifest::ServicePort { port: 80, ..Default::default() }];
+    Event::ServiceApplied(Service::from_manifest(&service, &mut Interner::default()).0.unwrap())
+}
+
+fn slice(number: usize, endpoints: usize) -> Event {
+    let mut slice = manifest::EndpointSlice { address_type: "IPv4".to_owned(), ..Default::default() };
+    slice.metadata.namespace = "demo".to_owned();
+    slice.metadata.name = format!("slice-{number}");
+    slice.metadata.labels.insert(manifest::LABEL_SERVICE_NAME.to_owned(), format!("service-{number}"));
+    let address = |index: usize| format!("10.244.{number}.{}", index + 1);
+    let endpoint = |index| manifest::Endpoint { addresses: vec![address(index)], ..Default::default() };
+    slice.endpoints = (0..endpoints).map(endpoint).collect();
+    slice.ports =
+        vec![manifest::EndpointPort { name: Some(String::new()), protocol: None, port: Some(8080) }];
+    Event::SliceApplied(EndpointSlice::from_manifest(&slice, &mut Interner::default()).0.unwrap())
+}
+
+#[test]
+fn an_hour_later_a_sync_is_a_full_one_unless_the_cluster_is_large() {
+    for (endpoints, full) in [(100, true), (101, false)] {
+        let cluster = large_cluster(10, endpoints);
+        let tables = Tables::new("hour", Variant::Nft);
+        let mut dataplane = tables.dataplane(Family::V4, Options::default());
+        let _inside = tables.namespace.enter().unwrap();
+        let mut sync =
+            |now, changes: &Changes| dataplane.sync_at(now, cluster.desired(Family::V4), changes).unwrap();
+        let start = Instant::now();
+        assert!(sync(start, &Changes::default()).full, "the first one");
+        assert!(!sync(start + HOUR, &Changes::default()).full);
+        assert_eq!(sync(start + HOUR + Duration::from_secs(1), &Changes::default()).full, full);
+    }
+}
+
+/// As with the reference, chains with and without comments stand side by side until the next full sync.
+#[test]
+fn crossing_the_limit_of_large_clusters_rewrites_only_what_changes() {
+    let mut cluster = large_cluster(10, 100);
+    let tables = Tables::new("large", Variant::Nft);
+    let mut dataplane = tables.dataplane(Family::V4, Options::default());
+    full_sync(&mut dataplane, &tables, &cluster);
+    let commented = |tables: &Tables| {
+        let saved = tables.save(Family::V4);
+        saved.lines().filter(|line| line.starts_with("-A KUBE-SEP") && line.contains("--comment")).count()
+    };
+    assert_eq!(commented(&tables), 2 * 1000);
+    cluster.apply(slice(0, 101));
+    let changes = cluster.resolve();
+    let report = sync(&mut dataplane, &tables, &cluster, &changes[Family::V4]).unwrap();
+    assert!(!report.full);
+    assert_eq!(commented(&tables), 2 * 900);
+    full_sync(&mut dataplane, &tables, &cluster);
+    assert_eq!(commented(&tables), 0);
+}
