@@ -212,7 +212,7 @@ impl fmt::Display for Rejected {
 impl fmt::Display for Failure {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
-            Place::Whole => write!(formatter, "at commit: {}", self.answer),
+            Place::Whole => write!(formatter, "{}{}", self.answer, hint_for(self.answer.errno)),
             Place::Operation { description, .. } => write!(formatter, "{description}: {}", self.answer),
         }
     }
@@ -221,7 +221,8 @@ impl fmt::Display for Failure {
 fn hint_for(errno: Errno) -> &'static str {
     match errno {
         Errno::EPERM | Errno::EACCES => ": run as root or grant CAP_NET_ADMIN",
-        Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT => ": this kernel was built without it",
+        Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP => ": this kernel lacks it",
+        Errno::ERESTART => ": the ruleset has changed meanwhile",
         _ => "",
     }
 }

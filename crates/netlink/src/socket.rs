@@ -155,6 +155,7 @@ impl Socket {
     /// Sends bytes to the kernel in one piece, growing the send buffer if need be.
     pub fn send(&mut self, request: &'static str, bytes: &[u8]) -> Result<()> {
         self.grow_send_buffer(bytes.len())?;
+        tracing::trace!(protocol = self.protocol.name(), request, bytes = bytes.len(), "netlink request");
         loop {
             match sendto(self.fd.as_raw_fd(), bytes, &NetlinkAddr::new(0, 0), MsgFlags::empty()) {
                 Ok(_) => return Ok(()),

@@ -105,7 +105,7 @@ fn lost_notifications_are_reported() {
         transaction.add(Table::new(&table));
         transaction.add(&set);
         let mut elements = Elements::new();
-        for address in 0..200_000 {
+        for address in 0..120_000 {
             elements.push_key(Image::new().ipv4(Ipv4Addr::from(address)));
         }
         transaction.add_elements(&set, elements);

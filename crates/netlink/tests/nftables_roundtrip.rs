@@ -431,7 +431,10 @@ fn what_is_committed_is_listed(family: Family) {
         assert_eq!(counters.len(), 1);
         assert_eq!(counters[0].object.comment.as_deref(), Some("from veth"));
 
-        run("nft", &["list", "ruleset"]);
+        let listing = run("nft", &["list", "ruleset"]);
+        for rule in sticky_rules(&flavour) {
+            assert!(listing.contains(&rule.to_string()), "nft does not list {rule}:\n{listing}");
+        }
     });
 }
 

@@ -328,7 +328,7 @@ fn choose(verb: Verb, [new, delete, destroy]: [u16; 3]) -> (u16, u16) {
 
 fn comment(writer: &mut Writer, kind: u16, text: Option<&str>) {
     if let Some(text) = text {
-        writer.attribute(kind, &userdata::comment(text));
+        userdata::write_comment(writer, kind, text);
     }
 }
 

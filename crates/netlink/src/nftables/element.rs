@@ -267,7 +267,7 @@ fn encode(element: &ElementParts<'_>, writer: &mut Writer) {
         writer.u64(code::EXPIRATION, milliseconds(expiration));
     }
     if let Some(comment) = element.comment {
-        writer.attribute(code::USERDATA, &userdata::comment(comment));
+        userdata::write_comment(writer, code::USERDATA, comment);
     }
 }
 

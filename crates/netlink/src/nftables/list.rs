@@ -9,6 +9,7 @@ use super::set::Set;
 use super::table::{Chain, Family, Listed, Table, TableId};
 use super::transaction::Counter;
 use crate::error::{Error, Result};
+use crate::socket::{Consistency, DUMP_ATTEMPTS};
 use crate::wire::{Malformed, Message, Writer};
 use nix::errno::Errno;
 
@@ -100,7 +101,7 @@ impl Client {
 
     /// Lists the elements of a set or map. The cost grows with the square of their number.
     pub fn elements(&mut self, table: &TableId, set: &str) -> Result<Vec<Element>> {
-        self.socket.dump_consistently(
+        self.dump_one_state(
             "a list of nftables elements",
             |writer, flags, sequence| {
                 let kind = SUBSYSTEM << 8 | message::GET_ELEMENTS;
@@ -109,7 +110,6 @@ impl Client {
                 writer.string(codes::element::LIST_SET, set);
                 writer.end_message(mark);
             },
-            Vec::new,
             |elements, message| each_element(message, |element| elements.push(element)),
         )
     }
@@ -170,19 +170,42 @@ impl Client {
         filter: impl Fn(&mut Writer),
         choose: impl Fn(Subject) -> Option<T>,
     ) -> Result<Vec<T>> {
-        self.socket.dump_consistently(
+        self.dump_one_state(
             request,
             |writer, flags, sequence| {
                 let mark = writer.begin_netfilter(SUBSYSTEM << 8 | kind, flags, sequence, family, 0);
                 filter(writer);
                 writer.end_message(mark);
             },
-            Vec::new,
-            |found, message: &Message<'_>| {
+            |found, message| {
                 found.extend(Event::decode(message)?.and_then(|event| choose(event.subject)));
                 Ok(())
             },
         )
+    }
+
+    /// Lists objects again until no transaction came in between.
+    ///
+    /// The kernel marks a dump as interrupted only if a transaction ends between two of its datagrams. One that
+    /// ends while a datagram is filled leaves a mix of old and new elements and no mark, hence the look at
+    /// the generation before and after.
+    fn dump_one_state<T>(
+        &mut self,
+        request: &'static str,
+        build: impl Fn(&mut Writer, u16, u32),
+        on_message: impl Fn(&mut Vec<T>, &Message<'_>) -> Result<(), Malformed>,
+    ) -> Result<Vec<T>> {
+        let mut before = self.generation()?.id;
+        for _ in 0..DUMP_ATTEMPTS {
+            let mut found = Vec::new();
+            let consistency = self.socket.dump(request, &build, |message| on_message(&mut found, message))?;
+            let after = self.generation()?.id;
+            if consistency == Consistency::Complete && before == after {
+                return Ok(found);
+            }
+            before = after;
+        }
+        Err(Error::Interrupted { request, attempts: DUMP_ATTEMPTS })
     }
 }
 

@@ -8,6 +8,7 @@ mod element;
 pub mod expr;
 mod expr_decode;
 mod expr_encode;
+mod keys;
 mod list;
 mod monitor;
 mod register;

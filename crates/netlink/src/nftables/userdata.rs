@@ -2,6 +2,7 @@
 //! are spelled. A record is a type, a length and that many bytes.
 
 use super::set::DataType;
+use crate::wire::Writer;
 
 /// Longest comment that nft accepts and shows.
 pub const COMMENT_MAX: usize = 128;
@@ -26,11 +27,17 @@ mod spelling {
     pub(super) const NUMGEN: u32 = 23;
 }
 
-/// A comment on a table, chain, rule or element.
-pub(crate) fn comment(text: &str) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(text.len() + 3);
-    push_comment(&mut bytes, COMMENT, text);
-    bytes
+/// Writes a comment on a table, chain, rule or element; on the stack, as there are many elements.
+pub(crate) fn write_comment(writer: &mut Writer, attribute: u16, text: &str) {
+    let text = cut(text);
+    // Type, length, text, zero.
+    let mut record = [0; COMMENT_MAX + 3];
+    record[0] = COMMENT;
+    record[1] = length_with_zero(text);
+    for (place, byte) in record[2..].iter_mut().zip(text.bytes()) {
+        *place = byte;
+    }
+    writer.attribute(attribute, &record[..text.len() + 3]);
 }
 
 /// Reads the comment of a table, chain, rule or element.
@@ -75,10 +82,14 @@ pub(crate) fn cut(text: &str) -> &str {
 
 fn push_comment(bytes: &mut Vec<u8>, kind: u8, text: &str) {
     let text = cut(text);
-    // At most 129 bytes with the terminating zero, see `cut`.
-    bytes.extend_from_slice(&[kind, u8::try_from(text.len() + 1).unwrap_or(0)]);
+    bytes.extend_from_slice(&[kind, length_with_zero(text)]);
     bytes.extend_from_slice(text.as_bytes());
     bytes.push(0);
+}
+
+/// At most 129, see [`cut`].
+fn length_with_zero(cut_text: &str) -> u8 {
+    u8::try_from(cut_text.len() + 1).unwrap_or(0)
 }
 
 fn push_number(bytes: &mut Vec<u8>, kind: u8, number: u32) {
@@ -192,9 +203,10 @@ mod tests {
 
     #[test]
     fn comments_are_cut_and_read_back() {
-        let long = "ä".repeat(100);
-        let read = read_comment(&comment(&long)).unwrap();
-        assert_eq!(read, "ä".repeat(64));
+        let mut writer = Writer::new();
+        write_comment(&mut writer, 7, &"ä".repeat(100));
+        let attribute = crate::wire::Attributes::new(writer.bytes()).next().unwrap().unwrap();
+        assert_eq!(read_comment(attribute.payload), Some("ä".repeat(64)));
         assert_eq!(
             read_set_comment(&of_set(&[DataType::Ipv4Address], None, Some("x"))).as_deref(),
             Some("x")

@@ -45,7 +45,7 @@ impl Printer {
                 self.load(*target, symbol);
             }
             Expr::Lookup { set, key, target, inverted } => {
-                let key = self.concatenation(*key);
+                let key = self.concatenation(*key, None);
                 match target {
                     None if *inverted => self.parts.push(format!("{key} != @{set}")),
                     None => self.parts.push(format!("{key} @{set}")),
@@ -92,9 +92,10 @@ impl Printer {
                 format!("ct {key} set {value}")
             }
             Expr::Dynset { set, operation, key, data, timeout } => {
-                let key = self.concatenation(*key);
+                let key = self.concatenation(*key, *data);
                 let timeout = timeout.map(|t| format!(" timeout {}", value::duration(t))).unwrap_or_default();
-                let data = data.map(|data| format!(" : {}", self.concatenation(data))).unwrap_or_default();
+                let data =
+                    data.map(|data| format!(" : {}", self.concatenation(data, None))).unwrap_or_default();
                 format!("{operation} @{set} {{ {key}{timeout}{data} }}")
             }
             Expr::Nat { kind, family, address, port, flags } => {
@@ -132,12 +133,16 @@ impl Printer {
         }
     }
 
-    /// The fields of a key: everything that was loaded without a gap from its first register on.
-    fn concatenation(&mut self, register: Register) -> String {
+    /// The fields of a key: everything that was loaded without a gap from its first register on, up to the
+    /// register where something else is known to start.
+    fn concatenation(&mut self, register: Register, end: Option<Register>) -> String {
         let mut symbol = self.take(register);
         let mut text = symbol.text_with_mask();
         let mut next = register.index().map(|first| first.saturating_add(symbol.words));
-        while let Some(first) = next.filter(|first| self.registers.iter().any(|(start, _)| start == first)) {
+        let end = end.and_then(Register::index);
+        while let Some(first) =
+            next.filter(|first| Some(*first) != end && self.registers.iter().any(|(start, _)| start == first))
+        {
             symbol = self.take(Register::word(first));
             text = format!("{text} . {}", symbol.text_with_mask());
             next = Some(first.saturating_add(symbol.words));

@@ -150,3 +150,35 @@ fn interface(name: &[u8]) -> String {
     let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
     quoted(&String::from_utf8_lossy(name.get(..end).unwrap_or_default()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_spelled_in_nfts_units() {
+        assert_eq!(duration(Duration::ZERO), "0s");
+        assert_eq!(duration(Duration::from_secs(10_800)), "3h");
+        assert_eq!(duration(Duration::from_millis(90_061_500)), "1d1h1m1s500ms");
+    }
+
+    #[test]
+    fn ranges_are_prefixes_where_they_can_be() {
+        assert_eq!(prefix_length(&[10, 0, 0, 0], &[10, 255, 255, 255]), Some(8));
+        assert_eq!(prefix_length(&[0; 4], &[255; 4]), Some(0));
+        assert_eq!(prefix_length(&[10, 0, 0, 1], &[10, 0, 0, 2]), None);
+        assert_eq!(prefix_length(&[10, 0, 0, 1], &[10, 0, 0, 3]), None);
+        assert_eq!(prefix_length(&[0; 16], &[255; 16]), Some(0));
+        let types = [DataType::Ipv4Address, DataType::Service];
+        let text = range(&types, &[10, 0, 0, 1, 0, 80, 0, 0], &[10, 0, 0, 9, 0, 90, 0, 0]);
+        assert_eq!(text, "10.0.0.1-10.0.0.9 . 80-90");
+    }
+
+    #[test]
+    fn bytes_that_do_not_fit_the_type_are_still_shown() {
+        assert_eq!(fields(&[DataType::Ipv4Address, DataType::Service], &[10, 0, 0, 1, 7]), "10.0.0.1 . 0x07");
+        assert_eq!(fields(&[DataType::Protocol], &[]), "0x");
+        assert_eq!(single(DataType::ClassId, &0x0001_0002_u32.to_ne_bytes()), "0001:0002");
+        assert_eq!(quoted("say \"hi\"\n"), "\"say ?hi??\"");
+    }
+}
