@@ -102,7 +102,7 @@ mod tests {
     fn a_message_wakes_and_is_read_once() {
         let (handle, inbox) = inbox().expect("a socket pair");
         assert!(handle.send(Message::Stop) && handle.send(Message::Stop));
-        assert_eq!(inbox.wait(None, &[]).expect("polls"), []);
+        assert!(inbox.wait(None, &[]).expect("polls").is_empty());
         assert!(matches!(inbox.next(), Some(Message::Stop)));
         assert!(matches!(inbox.next(), Some(Message::Stop)));
         assert!(inbox.next().is_none());

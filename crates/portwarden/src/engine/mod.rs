@@ -27,6 +27,9 @@ mod published;
 mod repair;
 mod run;
 
+#[cfg(test)]
+mod tests;
+
 use std::time::Instant;
 
 use portwarden_model::{Cluster, Dataplane, Event, Family, PacerConfig, Settings};

@@ -1,0 +1,291 @@
+//! An engine on a bench: a dataplane that records and fails on demand, and a clock that stands still until told.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use portwarden_model::manifest::{self, LABEL_SERVICE_NAME};
+use portwarden_model::object::{EndpointSlice, Node, Service};
+use portwarden_model::{
+    Changes, Dataplane, Desired, Event, Family, Interner, Isolated, Kind, NamespacedName, PacerConfig,
+    Report, Settings, SyncError, Timestamp,
+};
+
+use super::super::*;
+use crate::metrics::BuildInfo;
+
+/// A clock that stands still.
+#[derive(Clone)]
+pub(super) struct Time {
+    start: Instant,
+    passed: Arc<Mutex<Duration>>,
+}
+
+impl Time {
+    pub(super) fn now(&self) -> Moment {
+        let passed = *self.passed.lock().unwrap();
+        Moment {
+            instant: self.start + passed,
+            wall: Timestamp::from_nanos(1_000_000_000_000 + i64::try_from(passed.as_nanos()).unwrap()),
+        }
+    }
+
+    pub(super) fn pass(&self, time: Duration) {
+        *self.passed.lock().unwrap() += time;
+    }
+}
+
+/// What a fake was asked to do.
+#[derive(Debug, Clone)]
+pub(super) struct Call {
+    pub(super) mode: &'static str,
+    pub(super) changes: Changes,
+    pub(super) services: usize,
+}
+
+/// What a fake answers; after the last answer everything succeeds.
+pub(super) enum Reply {
+    Fail(&'static str),
+    Refuse(Vec<Isolated>),
+}
+
+/// The strings on a fake.
+#[derive(Clone, Default)]
+pub(super) struct Strings {
+    pub(super) calls: Arc<Mutex<Vec<Call>>>,
+    pub(super) replies: Arc<Mutex<VecDeque<Reply>>>,
+    pub(super) tampering: Arc<Mutex<Option<String>>>,
+}
+
+impl Strings {
+    /// Takes the calls so far.
+    pub(super) fn calls(&self) -> Vec<Call> {
+        std::mem::take(&mut self.calls.lock().unwrap())
+    }
+
+    pub(super) fn reply(&self, reply: Reply) {
+        self.replies.lock().unwrap().push_back(reply);
+    }
+
+    pub(super) fn tamper(&self, what: &str) {
+        *self.tampering.lock().unwrap() = Some(what.to_owned());
+    }
+}
+
+/// A dataplane that records.
+pub(super) struct Fake {
+    pub(super) family: Family,
+    pub(super) mode: &'static str,
+    pub(super) strings: Strings,
+    pub(super) time: Time,
+    pub(super) cost: Duration,
+}
+
+impl Dataplane for Fake {
+    fn mode(&self) -> &'static str {
+        self.mode
+    }
+
+    fn family(&self) -> Family {
+        self.family
+    }
+
+    fn sync(&mut self, desired: &Desired, changes: &Changes) -> Result<Report, SyncError> {
+        self.time.pass(self.cost);
+        self.strings.calls.lock().unwrap().push(Call {
+            mode: self.mode,
+            changes: changes.clone(),
+            services: desired.services().len(),
+        });
+        let report = Report { full: changes.full, written: changes.services.len(), ..Report::default() };
+        match self.strings.replies.lock().unwrap().pop_front() {
+            Some(Reply::Fail(why)) => Err(why.into()),
+            Some(Reply::Refuse(isolated)) => Ok(Report { isolated, ..report }),
+            None => Ok(report),
+        }
+    }
+
+    fn tampering(&mut self) -> Option<String> {
+        self.strings.tampering.lock().unwrap().take()
+    }
+}
+
+/// Flows that are asked for and fail on demand.
+#[derive(Clone, Default)]
+pub(super) struct FakeFlows {
+    pub(super) asked: Arc<Mutex<Vec<(Family, Changes)>>>,
+    pub(super) failures: Arc<Mutex<u32>>,
+}
+
+impl Flows for FakeFlows {
+    fn clean(&mut self, desired: &Desired, changes: &Changes, _: &[IpAddr]) -> Result<usize, SyncError> {
+        self.asked.lock().unwrap().push((desired.family, changes.clone()));
+        let mut failures = self.failures.lock().unwrap();
+        if *failures > 0 {
+            *failures -= 1;
+            return Err("no room".into());
+        }
+        Ok(1)
+    }
+}
+
+/// Everything around an engine.
+pub(super) struct Bench {
+    pub(super) engine: Engine,
+    pub(super) time: Time,
+    pub(super) v4: Strings,
+    pub(super) v6: Strings,
+    pub(super) flows: FakeFlows,
+    pub(super) metrics: Metrics,
+    pub(super) health: SharedHealth,
+    pub(super) outlets: Outlets,
+    pub(super) retired: Arc<Mutex<u32>>,
+}
+
+impl Bench {
+    pub(super) fn new() -> Self {
+        Bench::with(Settings::new("here"), NodeWait::NONE)
+    }
+
+    pub(super) fn with(settings: Settings, node_wait: NodeWait) -> Self {
+        let time = Time { start: Instant::now(), passed: Arc::default() };
+        let (v4, v6, flows) = (Strings::default(), Strings::default(), FakeFlows::default());
+        let metrics = Metrics::new(&BuildInfo::default()).unwrap();
+        let health = SharedHealth::new(Duration::from_secs(30));
+        let (published, outlets) = Published::new(10);
+        let retired = Arc::new(Mutex::new(0));
+        let counted = retired.clone();
+        let clock = time.clone();
+        let engine = Engine::new(Parts {
+            settings,
+            dataplanes: vec![
+                fake(Family::V4, "first", &v4, &time, Duration::from_millis(1)),
+                fake(Family::V6, "first", &v6, &time, Duration::from_millis(1)),
+            ],
+            pacing: PacerConfig::default(),
+            node_wait,
+            retire: Some(Box::new(move || *counted.lock().unwrap() += 1)),
+            flows: Box::new(flows.clone()),
+            health: health.clone(),
+            metrics: metrics.clone(),
+            published,
+            clock: Box::new(move || clock.now()),
+        });
+        Bench { engine, time, v4, v6, flows, metrics, health, outlets, retired }
+    }
+
+    /// A bench whose lists are in and which has made its first syncs.
+    pub(super) fn synced(events: Vec<Event>) -> Self {
+        let mut bench = Bench::new();
+        bench.list(events);
+        bench.turn();
+        bench.v4.calls();
+        bench.v6.calls();
+        bench
+    }
+
+    /// Sends these objects as complete lists.
+    pub(super) fn list(&mut self, objects: Vec<Event>) {
+        let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::ListStarted).collect();
+        events.extend(objects);
+        events.extend(Kind::ALL.into_iter().map(Event::ListDone));
+        self.engine.apply(events);
+    }
+
+    /// Does what is due, and returns how long until the next thing is.
+    pub(super) fn turn(&mut self) -> Option<Duration> {
+        let next = self.engine.turn().expect("the engine goes on");
+        next.map(|at| at.saturating_duration_since(self.time.now().instant))
+    }
+
+    /// Lets time pass, doing what is due on the way.
+    pub(super) fn pass(&mut self, time: Duration) {
+        let end = self.time.now().instant + time;
+        loop {
+            let wait = self.turn().unwrap_or(time);
+            let left = end.saturating_duration_since(self.time.now().instant);
+            if left.is_zero() {
+                return;
+            }
+            self.time.pass(wait.clamp(Duration::from_micros(1), left));
+        }
+    }
+
+    /// The value of a metric.
+    pub(super) fn metric(&self, series: &str) -> Option<String> {
+        let text = self.metrics.text();
+        text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')).map(str::to_owned)
+    }
+}
+
+pub(super) fn fake(
+    family: Family,
+    mode: &'static str,
+    strings: &Strings,
+    time: &Time,
+    cost: Duration,
+) -> Box<dyn Dataplane> {
+    Box::new(Fake { family, mode, strings: strings.clone(), time: time.clone(), cost })
+}
+
+pub(super) fn name(name: &str) -> NamespacedName {
+    NamespacedName::new("demo", name)
+}
+
+/// A Service with one port at 10.96.0.N.
+pub(super) fn service(
+    name: &str,
+    n: u8,
+    protocol: &str,
+    change: impl FnOnce(&mut manifest::Service),
+) -> Event {
+    let mut service = manifest::Service::default();
+    service.metadata.namespace = "demo".to_owned();
+    service.metadata.name = name.to_owned();
+    service.spec.cluster_ip = format!("10.96.0.{n}");
+    service.spec.r#type = "ClusterIP".to_owned();
+    service.spec.ports = vec![manifest::ServicePort {
+        name: "p".to_owned(),
+        protocol: protocol.to_owned(),
+        port: 80,
+        node_port: 0,
+    }];
+    change(&mut service);
+    Event::ServiceApplied(Service::from_manifest(&service, &mut Interner::default()).0.expect("proxied"))
+}
+
+/// The slice of a Service with one endpoint at 10.1.0.N on this node.
+pub(super) fn slice(
+    service: &str,
+    n: u8,
+    protocol: &str,
+    change: impl FnOnce(&mut manifest::EndpointSlice),
+) -> Event {
+    let mut slice = manifest::EndpointSlice { address_type: "IPv4".to_owned(), ..Default::default() };
+    slice.metadata.namespace = "demo".to_owned();
+    slice.metadata.name = format!("{service}-1");
+    slice.metadata.labels.insert(LABEL_SERVICE_NAME.to_owned(), service.to_owned());
+    slice.ports = vec![manifest::EndpointPort {
+        name: Some("p".to_owned()),
+        protocol: Some(protocol.to_owned()),
+        port: Some(8080),
+    }];
+    slice.endpoints = vec![manifest::Endpoint {
+        addresses: vec![format!("10.1.0.{n}")],
+        node_name: Some("here".to_owned()),
+        ..Default::default()
+    }];
+    change(&mut slice);
+    Event::SliceApplied(EndpointSlice::from_manifest(&slice, &mut Interner::default()).0.expect("used"))
+}
+
+/// The Node with an address.
+pub(super) fn node(change: impl FnOnce(&mut manifest::Node)) -> Event {
+    let mut node = manifest::Node::default();
+    node.metadata.name = "here".to_owned();
+    node.status.addresses =
+        vec![manifest::NodeAddress { r#type: "InternalIP".to_owned(), address: "192.168.0.2".to_owned() }];
+    change(&mut node);
+    Event::NodeApplied(Node::from_manifest(&node).0)
+}

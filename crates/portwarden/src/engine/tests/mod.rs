@@ -1,0 +1,378 @@
+//! What the engine does, with time and the kernel in the tests' hands.
+
+mod bench;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use portwarden_model::{DetectLocal, Event, Family, Isolated, Kind, PacerConfig, Settings};
+
+use super::*;
+use bench::{Bench, Reply, Strings, fake, name, node, service, slice};
+
+const MILLI: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+
+fn web() -> Vec<Event> {
+    vec![node(|_| {}), service("web", 1, "TCP", |_| {}), slice("web", 1, "TCP", |_| {})]
+}
+
+fn dns() -> Vec<Event> {
+    vec![node(|_| {}), service("dns", 2, "UDP", |_| {}), slice("dns", 2, "UDP", |_| {})]
+}
+
+#[test]
+fn nothing_is_written_before_services_and_slices_are_known() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.turn(), None);
+    bench.engine.apply(vec![Event::ListStarted(Kind::Service)]);
+    bench.engine.apply(web());
+    bench.engine.apply(vec![Event::ListDone(Kind::Service)]);
+    assert_eq!(bench.turn(), None);
+    assert!(bench.v4.calls().is_empty());
+    bench.engine.apply(vec![Event::ListStarted(Kind::EndpointSlice), slice("web", 1, "TCP", |_| {})]);
+    bench.engine.apply(vec![Event::ListDone(Kind::EndpointSlice)]);
+    bench.turn();
+    let calls = bench.v4.calls();
+    assert!(matches!(calls.as_slice(), [call] if call.changes.full && call.services == 1), "{calls:?}");
+    assert!(bench.v6.calls().iter().all(|call| call.changes.full && call.services == 0));
+    assert_eq!(*bench.retired.lock().unwrap(), 1, "leftovers go once ours is in force");
+}
+
+#[test]
+fn a_change_reaches_only_its_family_and_names_only_its_service() {
+    let mut events = web();
+    events.extend(dns());
+    let mut bench = Bench::synced(events);
+    bench.time.pass(SECOND);
+    bench.engine.apply(vec![slice("web", 9, "TCP", |_| {})]);
+    bench.turn();
+    let calls = bench.v4.calls();
+    assert_eq!(calls.len(), 1);
+    assert!(!calls[0].changes.full);
+    assert_eq!(calls[0].changes.services, [name("web")].into());
+    assert!(bench.v6.calls().is_empty());
+    bench.pass(SECOND);
+    assert!(bench.v4.calls().is_empty(), "once is enough");
+}
+
+#[test]
+fn the_same_again_writes_nothing() {
+    let mut bench = Bench::synced(web());
+    bench.engine.apply(web());
+    bench.pass(SECOND);
+    assert!(bench.v4.calls().is_empty() && bench.v6.calls().is_empty());
+    assert_eq!(bench.metric("kubeproxy_sync_proxy_rules_service_changes_total").as_deref(), Some("4"));
+    assert_eq!(bench.metric("kubeproxy_sync_proxy_rules_endpoint_changes_total").as_deref(), Some("2"));
+}
+
+#[test]
+fn a_change_that_is_taken_back_asks_for_a_sync_that_has_nothing_to_do() {
+    let mut bench = Bench::synced(web());
+    bench.engine.apply(vec![slice("web", 9, "TCP", |_| {}), slice("web", 1, "TCP", |_| {})]);
+    bench.pass(SECOND);
+    assert!(bench.v4.calls().is_empty());
+    let (report, _) = bench.health.report(bench.time.now().instant + 1000 * SECOND);
+    assert!(report.healthy, "nothing is left waiting");
+}
+
+#[test]
+fn a_failed_sync_loses_nothing() {
+    let mut bench = Bench::synced(dns());
+    for _ in 0..3 {
+        bench.v4.reply(Reply::Fail("busy"));
+    }
+    bench.flows.asked.lock().unwrap().clear();
+    let triggered = bench.time.now().wall.to_string();
+    bench.time.pass(SECOND);
+    bench.engine.apply(vec![Event::ServiceDeleted(name("dns")), service("web", 1, "TCP", |_| {})]);
+    bench.turn();
+    let next = bench.turn().expect("a retry");
+    assert!(next <= Duration::from_millis(50), "{next:?}");
+    assert!(bench.flows.asked.lock().unwrap().is_empty(), "flows wait for the rules");
+    bench.engine.apply(vec![slice("web", 1, "TCP", |slice| {
+        let annotation = "endpoints.kubernetes.io/last-change-trigger-time".to_owned();
+        slice.metadata.annotations.insert(annotation, triggered);
+    })]);
+    bench.pass(SECOND);
+    let calls = bench.v4.calls();
+    assert_eq!(calls.len(), 4);
+    assert!(calls[0].changes.services.contains(&name("dns")) && !calls[0].changes.gone.is_empty());
+    for call in &calls[1..] {
+        assert_eq!(call.changes.services, [name("dns"), name("web")].into(), "merged, never dropped");
+        assert_eq!(call.changes.gone, calls[0].changes.gone);
+    }
+    let asked = bench.flows.asked.lock().unwrap().clone();
+    assert!(
+        asked.iter().any(|(family, changes)| *family == Family::V4 && changes.gone == calls[0].changes.gone)
+    );
+    let family = "{ip_family=\"IPv4\"}";
+    assert_eq!(
+        bench.metric(&format!("kubeproxy_network_programming_duration_seconds_count{family}")).as_deref(),
+        Some("1")
+    );
+    assert_eq!(
+        bench.metric(&format!("kubeproxy_sync_proxy_rules_duration_seconds_count{family}")).as_deref(),
+        Some("5")
+    );
+}
+
+#[test]
+fn retries_come_ever_more_rarely_but_not_more_rarely_than_the_sync_period() {
+    let mut bench = Bench::synced(web());
+    for _ in 0..1000 {
+        bench.v4.reply(Reply::Fail("busy"));
+    }
+    bench.engine.apply(vec![slice("web", 9, "TCP", |_| {})]);
+    bench.pass(300 * SECOND);
+    let attempts = bench.v4.calls().len();
+    assert!((15..30).contains(&attempts), "{attempts} attempts in five minutes");
+    let (report, _) = bench.health.report(bench.time.now().instant);
+    assert!(!report.healthy, "what waits for minutes makes the proxy unhealthy");
+    bench.v4.replies.lock().unwrap().clear();
+    bench.pass(31 * SECOND);
+    assert_eq!(bench.v4.calls().len(), 1);
+    assert!(bench.health.report(bench.time.now().instant).0.healthy);
+}
+
+#[test]
+fn what_others_change_is_put_back_at_once_but_a_fight_does_not_spin() {
+    let mut bench = Bench::synced(web());
+    bench.v4.tamper("the table is gone");
+    bench.engine.look_for_tampering();
+    bench.turn();
+    let calls = bench.v4.calls();
+    assert!(matches!(calls.as_slice(), [call] if call.changes.full), "{calls:?}");
+    assert!(bench.v6.calls().is_empty());
+    let start = bench.time.now().instant;
+    for _ in 0..1000 {
+        bench.v4.tamper("again");
+        bench.engine.look_for_tampering();
+        bench.pass(10 * MILLI);
+    }
+    let seconds = bench.time.now().instant.duration_since(start).as_secs();
+    let repairs = bench.v4.calls().len() as u64;
+    assert!(repairs <= 2 * seconds && repairs >= seconds, "{repairs} repairs in {seconds} s");
+    let count = bench.metric("portwarden_tampering_total{ip_family=\"IPv4\"}");
+    assert_eq!(count.as_deref(), Some("1001"));
+}
+
+#[test]
+fn a_refused_service_is_told_once_and_tried_again() {
+    let mut bench = Bench::synced(web());
+    let refused = Isolated { service: name("web"), reason: "no room".to_owned() };
+    for _ in 0..2 {
+        bench.v4.reply(Reply::Refuse(vec![refused.clone()]));
+    }
+    bench.time.pass(SECOND);
+    bench.engine.apply(vec![slice("web", 9, "TCP", |_| {})]);
+    bench.turn();
+    assert_eq!(bench.metric("portwarden_isolated_services{ip_family=\"IPv4\"}").as_deref(), Some("1"));
+    bench.pass(5 * SECOND);
+    let calls = bench.v4.calls();
+    assert_eq!(calls.len(), 3, "tried after one and after two more seconds");
+    assert!(calls.iter().all(|call| call.changes.services == [name("web")].into() && !call.changes.full));
+    assert_eq!(bench.outlets.notices.try_recv().ok(), Some(Notice::Refused { family: Family::V4, refused }));
+    assert!(bench.outlets.notices.try_recv().is_err(), "told once");
+    assert_eq!(bench.metric("portwarden_isolated_services{ip_family=\"IPv4\"}").as_deref(), Some("0"));
+}
+
+#[test]
+fn stale_flows_are_looked_for_until_that_worked() {
+    let mut bench = Bench::synced(dns());
+    bench.pass(SECOND);
+    bench.flows.asked.lock().unwrap().clear();
+    *bench.flows.failures.lock().unwrap() = 2;
+    bench.engine.apply(vec![slice("dns", 9, "UDP", |_| {})]);
+    bench.pass(10 * SECOND);
+    assert_eq!(bench.flows.asked.lock().unwrap().len(), 3);
+    let family = "{ip_family=\"IPv4\"}";
+    assert_eq!(bench.metric(&format!("portwarden_conntrack_failures_total{family}")).as_deref(), Some("2"));
+    bench.engine.apply(vec![service("web", 1, "TCP", |_| {}), slice("web", 1, "TCP", |_| {})]);
+    bench.pass(SECOND);
+    assert_eq!(bench.flows.asked.lock().unwrap().len(), 3, "TCP alone is no reason");
+}
+
+#[test]
+fn the_first_sync_waits_for_the_node() {
+    let mut bench = Bench::with(Settings::new("here"), NodeWait::FOR_API_SERVER);
+    bench.list(vec![service("web", 1, "TCP", |_| {})]);
+    assert_eq!(bench.turn(), Some(30 * SECOND));
+    bench.pass(10 * SECOND);
+    assert!(bench.v4.calls().is_empty());
+    bench.engine.apply(vec![node(|node| node.status.addresses.clear())]);
+    bench.pass(SECOND);
+    assert!(bench.v4.calls().is_empty(), "a Node without an address is not enough");
+    bench.engine.apply(vec![node(|_| {})]);
+    bench.turn();
+    assert_eq!(bench.v4.calls().len(), 1);
+}
+
+#[test]
+fn a_node_that_never_comes_is_done_without() {
+    let mut bench = Bench::with(Settings::new("here"), NodeWait::FOR_API_SERVER);
+    bench.list(vec![service("web", 1, "TCP", |_| {})]);
+    bench.turn();
+    bench.pass(30 * SECOND);
+    assert_eq!(bench.v4.calls().len(), 1);
+}
+
+#[test]
+fn pod_ranges_are_waited_for_where_they_tell_pod_traffic() {
+    let settings = Settings { detect_local: DetectLocal::NodeCidr, ..Settings::new("here") };
+    let mut bench = Bench::with(settings, NodeWait::FOR_API_SERVER);
+    bench.list(vec![node(|_| {}), service("web", 1, "TCP", |_| {})]);
+    bench.turn();
+    bench.pass(200 * SECOND);
+    assert!(bench.v4.calls().is_empty());
+    bench.time.pass(130 * SECOND);
+    assert!(matches!(bench.engine.turn(), Err(EngineError::NoPodCidrs(node)) if node == "here"));
+}
+
+#[test]
+fn a_deleted_node_keeps_its_address_but_gets_no_new_traffic() {
+    let mut bench = Bench::synced(web());
+    let now = bench.time.now().instant;
+    assert!(bench.health.report(now).1);
+    bench.engine.apply(vec![Event::NodeDeleted("here".into())]);
+    bench.pass(SECOND);
+    assert!(!bench.health.report(now).1, "load balancers go elsewhere");
+    assert!(bench.v4.calls().iter().all(|call| !call.changes.node), "rules stay as they are");
+    let kept = Arc::new(Mutex::new(None));
+    let seen = kept.clone();
+    bench.engine.take(Message::Look(Box::new(move |cluster| {
+        *seen.lock().unwrap() = Some(cluster.desired(Family::V4).node.ip.to_string());
+    })));
+    assert_eq!(kept.lock().unwrap().as_deref(), Some("192.168.0.2"));
+    bench.engine.apply(vec![node(|_| {})]);
+    assert!(bench.health.report(now).1, "and back when it is");
+}
+
+#[test]
+fn another_mode_comes_before_the_old_one_goes() {
+    let mut bench = Bench::synced(web());
+    let (new_v4, new_v6) = (Strings::default(), Strings::default());
+    new_v6.reply(Reply::Fail("not yet"));
+    let retired = Arc::new(Mutex::new(false));
+    let flag = retired.clone();
+    bench.engine.take(Message::Reconfigure(Box::new(Reconfiguration {
+        settings: Settings::new("here"),
+        pacing: PacerConfig::default(),
+        dataplanes: Some(Replacement {
+            dataplanes: vec![
+                fake(Family::V4, "second", &new_v4, &bench.time, MILLI),
+                fake(Family::V6, "second", &new_v6, &bench.time, MILLI),
+            ],
+            retire: Some(Box::new(move || *flag.lock().unwrap() = true)),
+        }),
+    })));
+    bench.turn();
+    assert!(!*retired.lock().unwrap(), "one family of the new mode is not in force yet");
+    bench.engine.apply(vec![slice("web", 9, "TCP", |_| {})]);
+    bench.pass(10 * MILLI);
+    let old = bench.v4.calls();
+    assert!(
+        old.iter().any(|call| call.changes.services.contains(&name("web"))),
+        "the old mode goes on meanwhile"
+    );
+    bench.pass(SECOND);
+    assert!(*retired.lock().unwrap());
+    assert!(new_v4.calls().first().is_some_and(|call| call.changes.full && call.mode == "second"));
+    bench.v4.calls();
+    bench.engine.apply(vec![slice("web", 8, "TCP", |_| {})]);
+    bench.pass(SECOND);
+    assert!(bench.v4.calls().is_empty(), "the old mode is at rest");
+    assert_eq!(new_v4.calls().len(), 1);
+}
+
+#[test]
+fn other_options_of_the_same_mode_take_over_its_objects() {
+    let mut bench = Bench::synced(web());
+    let fresh = Strings::default();
+    bench.engine.take(Message::Reconfigure(Box::new(Reconfiguration {
+        settings: Settings::new("here"),
+        pacing: PacerConfig::default(),
+        dataplanes: Some(Replacement {
+            dataplanes: vec![fake(Family::V4, "first", &fresh, &bench.time, MILLI)],
+            retire: None,
+        }),
+    })));
+    bench.turn();
+    assert!(bench.v4.calls().is_empty(), "two of one mode would fight");
+    let calls = fresh.calls();
+    assert!(matches!(calls.as_slice(), [call] if call.changes.full && call.services == 1), "{calls:?}");
+}
+
+#[test]
+fn other_settings_take_effect_at_once() {
+    let mut bench = Bench::synced(web());
+    bench.time.pass(SECOND);
+    bench.engine.take(Message::Reconfigure(Box::new(Reconfiguration {
+        settings: Settings { masquerade_all: true, ..Settings::new("here") },
+        pacing: PacerConfig::default(),
+        dataplanes: None,
+    })));
+    bench.turn();
+    let calls = bench.v4.calls();
+    assert!(
+        matches!(calls.as_slice(), [call] if call.changes.node && call.changes.services.contains(&name("web"))),
+        "{calls:?}"
+    );
+}
+
+#[test]
+fn health_check_ports_follow_what_the_kernel_has() {
+    let local = |service: &mut portwarden_model::manifest::Service| {
+        service.spec.r#type = "LoadBalancer".to_owned();
+        service.spec.external_traffic_policy = "Local".to_owned();
+        service.spec.health_check_node_port = 31000;
+    };
+    let mut bench = Bench::synced(web());
+    bench.time.pass(SECOND);
+    bench.v4.reply(Reply::Fail("busy"));
+    bench.engine.apply(vec![service("web", 1, "TCP", local)]);
+    bench.turn();
+    assert!(bench.outlets.health_checks.borrow().v4.ports.is_empty(), "not before the rules are in force");
+    bench.pass(SECOND);
+    let check = bench.outlets.health_checks.borrow().v4.ports.get(&name("web")).copied();
+    assert!(check.is_some_and(|check| check.port.get() == 31000 && check.local_endpoints == 1), "{check:?}");
+    bench.engine.apply(vec![Event::SliceDeleted(name("web-1"))]);
+    bench.pass(SECOND);
+    let count =
+        bench.outlets.health_checks.borrow().v4.ports.get(&name("web")).map(|check| check.local_endpoints);
+    assert_eq!(count, Some(0));
+    bench.engine.apply(vec![Event::ServiceDeleted(name("web"))]);
+    bench.pass(SECOND);
+    assert!(bench.outlets.health_checks.borrow().v4.ports.is_empty());
+}
+
+#[test]
+fn everything_is_compared_once_an_hour() {
+    let mut bench = Bench::synced(web());
+    bench.pass(2 * 3600 * SECOND + SECOND);
+    let calls = bench.v4.calls();
+    assert!(calls.iter().all(|call| call.changes.full));
+    assert_eq!(calls.len(), 2);
+}
+
+#[test]
+fn health_is_late_only_while_something_waits() {
+    let mut bench = Bench::synced(web());
+    let later = bench.time.now().instant + 10_000 * SECOND;
+    assert!(bench.health.report(later).0.healthy);
+    bench.v4.reply(Reply::Fail("busy"));
+    bench.engine.apply(vec![slice("web", 9, "TCP", |_| {})]);
+    bench.turn();
+    assert!(!bench.health.report(bench.time.now().instant + 60 * SECOND).0.healthy);
+    bench.pass(SECOND);
+    assert!(bench.health.report(later).0.healthy);
+}
+
+#[test]
+fn a_stop_ends_the_loop_and_leaves_the_kernel_alone() {
+    let bench = Bench::synced(web());
+    let (handle, inbox) = inbox().expect("a socket pair");
+    assert!(handle.send(Message::Stop));
+    run(bench.engine, &inbox, None).expect("ends well");
+    assert!(bench.v4.calls().is_empty());
+}

@@ -1,0 +1,161 @@
+//! Names, types, labels and buckets are kube-proxy's: dashboards and alerts are built on them.
+//!
+//! `fixtures/metrics-nftables.txt` is what kube-proxy v1.37.0-rc.1 answered in nftables mode.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use portwarden::metrics::{BuildInfo, Metrics};
+use portwarden_model::{Family, Gauge, Timestamp, Totals};
+
+/// Of the reference's metrics, those that Portwarden does not have, and why.
+const LEFT_OUT: &[(&str, &str)] = &[
+    ("rest_client_exec_plugin_", "the client library does not tell about credential plugins"),
+    ("rest_client_transport_", "there is one transport, and no cache of them"),
+    ("rest_client_response_size_bytes", "answers are streams of any length"),
+    ("go_", "there is no Go runtime"),
+];
+
+/// What a family of metrics looks like, values aside.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Shape {
+    kind: String,
+    labels: BTreeSet<String>,
+    /// As text: Prometheus compares them so.
+    buckets: BTreeSet<String>,
+}
+
+fn shapes(text: &str) -> BTreeMap<String, Shape> {
+    let mut shapes: BTreeMap<String, Shape> = BTreeMap::new();
+    for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with("# HELP")) {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').expect("a name and a type");
+            shapes.entry(name.to_owned()).or_default().kind = kind.to_owned();
+            continue;
+        }
+        let (name, labels) = match line.split_once('{') {
+            Some((name, rest)) => (name, rest.rsplit_once('}').expect("closed").0),
+            None => (line.split(' ').next().expect("a name"), ""),
+        };
+        let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| {
+            name.strip_suffix(end)
+                .filter(|base| shapes.get(*base).is_some_and(|shape| shape.kind == "histogram"))
+        });
+        let shape = shapes.get_mut(base.unwrap_or(name)).unwrap_or_else(|| panic!("{name} has a type"));
+        for pair in labels.split("\",").filter(|pair| !pair.is_empty()) {
+            let (label, value) = pair.split_once("=\"").expect("a label");
+            if label == "le" {
+                shape.buckets.insert(value.trim_end_matches('"').to_owned());
+            } else {
+                shape.labels.insert(label.to_owned());
+            }
+        }
+    }
+    shapes
+}
+
+/// Metrics after everything happened once.
+fn used() -> Metrics {
+    let build = BuildInfo { git_version: "v1.37.0".to_owned(), git_commit: String::new() };
+    let metrics = Metrics::new(&build).expect("the metrics fit together");
+    let (now, took) = (Timestamp::from_nanos(2_000_000_000), Duration::from_millis(3));
+    metrics.feature_gates([("AllAlpha", "ALPHA", false)].into_iter()).expect("fits too");
+    for family in Family::BOTH {
+        metrics.sync.queued(family, now);
+        metrics.sync.attempted(family, true, took);
+        metrics.sync.attempted(family, false, took);
+        metrics.sync.succeeded(family, now, Totals::default(), &[Timestamp::from_nanos(1_000_000_000)]);
+        metrics.flows.cleaned(family, 1, took);
+        for mode in ["nftables", "iptables"] {
+            metrics.mode.announce(mode);
+            metrics.mode.failed(mode, family, false);
+        }
+    }
+    metrics.health.healthz.with_label_values(&["200"]).inc();
+    metrics.health.livez.with_label_values(&["503"]).inc();
+    metrics.rest_client.answered("200", "GET", "10.0.0.1:6443");
+    metrics.rest_client.took("GET", "10.0.0.1:6443", took);
+    metrics.rest_client.waited("GET", "10.0.0.1:6443", took);
+    metrics.rest_client.sent("GET", "10.0.0.1:6443", 0);
+    metrics
+}
+
+#[test]
+fn every_metric_of_the_reference_is_there_in_the_same_shape() {
+    let reference = shapes(include_str!("fixtures/metrics-nftables.txt"));
+    let ours = shapes(&used().text());
+    let is_left_out = |name: &str| LEFT_OUT.iter().any(|(prefix, _)| name.starts_with(prefix));
+    let mut compared = 0;
+    for (name, mut wanted) in reference.into_iter().filter(|(name, _)| !is_left_out(name)) {
+        let found = ours.get(&name).unwrap_or_else(|| panic!("{name} is missing"));
+        if name == "kubernetes_feature_enabled" {
+            // The recording has no series of it.
+            wanted.labels = ["name", "stage"].map(str::to_owned).into();
+        }
+        assert_eq!(found, &wanted, "{name}");
+        compared += 1;
+    }
+    assert!(compared > 20, "only {compared} families compared");
+    for (prefix, _) in LEFT_OUT {
+        assert!(!ours.keys().any(|name| name.starts_with(prefix)), "{prefix} is there after all");
+    }
+}
+
+/// What the recording did not show, from the table of metrics in the specification.
+#[test]
+fn metrics_that_need_an_occasion_have_the_right_shape() {
+    let metrics = used();
+    let gauge = |metric, table: &str| Gauge { metric, labels: vec![("table", table.to_owned())], value: 7 };
+    let gauges =
+        [gauge("sync_proxy_rules_iptables_total", "nat"), gauge("sync_proxy_rules_iptables_last", "filter")];
+    metrics.mode.show(Family::V4, &gauges);
+    let ours = shapes(&metrics.text());
+    let doubling: BTreeSet<String> = [
+        "0.001", "0.002", "0.004", "0.008", "0.016", "0.032", "0.064", "0.128", "0.256", "0.512", "1.024",
+        "2.048", "4.096", "8.192", "16.384", "+Inf",
+    ]
+    .map(str::to_owned)
+    .into();
+    let programming: BTreeSet<String> = ["0.25".to_owned(), "0.5".to_owned(), "+Inf".to_owned()]
+        .into_iter()
+        .chain((1..60).map(|n| n.to_string()))
+        .chain((60..120).step_by(5).map(|n| n.to_string()))
+        .chain((120..=300).step_by(30).map(|n| n.to_string()))
+        .collect();
+    for (name, kind, labels, buckets) in [
+        ("network_programming_duration_seconds", "histogram", &["ip_family"][..], programming),
+        ("conntrack_reconciler_sync_duration_seconds", "histogram", &["ip_family"], doubling),
+        ("conntrack_reconciler_deleted_entries_total", "counter", &["ip_family"], BTreeSet::new()),
+        ("proxy_healthz_total", "counter", &["code"], BTreeSet::new()),
+        ("proxy_livez_total", "counter", &["code"], BTreeSet::new()),
+        ("sync_proxy_rules_nftables_sync_failures_total", "counter", &["ip_family"], BTreeSet::new()),
+        ("sync_proxy_rules_iptables_restore_failures_total", "counter", &["ip_family"], BTreeSet::new()),
+        (
+            "sync_proxy_rules_iptables_partial_restore_failures_total",
+            "counter",
+            &["ip_family"],
+            BTreeSet::new(),
+        ),
+        ("sync_proxy_rules_iptables_total", "gauge", &["table", "ip_family"], BTreeSet::new()),
+        ("sync_proxy_rules_iptables_last", "gauge", &["table", "ip_family"], BTreeSet::new()),
+    ] {
+        let labels = labels.iter().map(|label| (*label).to_owned()).collect();
+        let wanted = Shape { kind: kind.to_owned(), labels, buckets };
+        assert_eq!(ours.get(&format!("kubeproxy_{name}")), Some(&wanted), "{name}");
+    }
+}
+
+#[test]
+fn our_own_metrics_carry_our_name() {
+    let reference = shapes(include_str!("fixtures/metrics-nftables.txt"));
+    for name in shapes(&used().text()).into_keys() {
+        let known = ["kubeproxy_", "kubernetes_", "process_", "rest_client_", "portwarden_"];
+        assert!(known.iter().any(|prefix| name.starts_with(prefix)), "{name}");
+        assert!(
+            name.starts_with("portwarden_")
+                || name.starts_with("kubeproxy_")
+                || reference.contains_key(&name),
+            "{name}"
+        );
+    }
+}
