@@ -5,7 +5,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 const FIRST: Duration = Duration::from_millis(800);
-const MOST: Duration = Duration::from_secs(30);
+/// The longest step while a server answers, so that it is not kept from recovering.
+pub(crate) const LONG: Duration = Duration::from_secs(30);
+/// The longest step while there is no server at all: asking costs nobody anything.
+pub(crate) const SHORT: Duration = Duration::from_secs(8);
 /// Without a failure for this long, the past is forgotten.
 const FORGET: Duration = Duration::from_secs(120);
 
@@ -17,12 +20,12 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// Notes a failure. The wait is between one and two times the step, by `random` in 0..1.
-    pub(crate) fn delay(&mut self, now: Instant, random: f64) -> Duration {
+    /// Notes a failure. The wait is between one and two times the step, by `random` in 0..1; no step is above `most`.
+    pub(crate) fn delay(&mut self, now: Instant, random: f64, most: Duration) -> Duration {
         if self.until.is_some_and(|until| now.saturating_duration_since(until) >= FORGET) {
             self.failures = 0;
         }
-        let step = FIRST.saturating_mul(1u32 << self.failures.min(10)).min(MOST);
+        let step = FIRST.saturating_mul(1u32 << self.failures.min(10)).min(most);
         let delay = step.mul_f64(1.0 + random.clamp(0.0, 1.0));
         self.failures = self.failures.saturating_add(1);
         self.until = Some(now + delay);
@@ -54,7 +57,7 @@ mod tests {
         let mut now = Instant::now();
         let mut waits = Vec::new();
         for _ in 0..8 {
-            let delay = backoff.delay(now, 0.0);
+            let delay = backoff.delay(now, 0.0, LONG);
             waits.push(delay.as_millis());
             now += delay;
         }
@@ -62,7 +65,7 @@ mod tests {
         assert_eq!(backoff.failures(now), 8);
         now += FORGET;
         assert_eq!(backoff.failures(now), 0);
-        assert_eq!(backoff.delay(now, 0.5).as_millis(), 1200);
+        assert_eq!(backoff.delay(now, 0.5, LONG).as_millis(), 1200);
     }
 
     proptest! {
@@ -71,12 +74,12 @@ mod tests {
             let start = Instant::now();
             let (mut backoff, mut now, mut attempts) = (Backoff::default(), start, 0);
             for random in randoms {
-                now += backoff.delay(now, random);
+                now += backoff.delay(now, random, SHORT);
                 if now < start + Duration::from_secs(60) {
                     attempts += 1;
                 }
             }
-            prop_assert!(attempts <= 7);
+            prop_assert!(attempts <= 9);
             prop_assert!((0.0..1.0).contains(&super::random()));
         }
     }

@@ -146,6 +146,18 @@ impl RequestError {
         )
     }
 
+    /// Whether an ordinary list may succeed where a streaming one has failed: the server answers, and understood the question.
+    pub(crate) fn suggests_ordinary_list(&self) -> bool {
+        matches!(
+            self,
+            RequestError::NoInitialEvents
+                | RequestError::Refused { .. }
+                | RequestError::EndedAtOnce
+                | RequestError::Broken(_)
+                | RequestError::Wire(_)
+        )
+    }
+
     /// From a status inside or around an answer.
     pub(crate) fn from_status(status: &Status, path: &str, retry_after: Option<Duration>) -> RequestError {
         let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);

@@ -10,6 +10,8 @@
 //! | `list.rs`, `watch.rs` | one page of a list, one watch |
 //! | `intake.rs` | decoded objects to events and problems |
 //! | `reflector.rs`, `backoff.rs` | one kind of object, followed through every failure |
+//! | `node.rs` | the wait for the own Node at start-up |
+//! | `recorder.rs` | Kubernetes Events |
 
 mod access;
 mod backoff;
@@ -19,6 +21,8 @@ mod error;
 mod intake;
 mod limiter;
 mod list;
+mod node;
+mod recorder;
 mod reflector;
 mod resource;
 mod token;
@@ -29,6 +33,8 @@ use portwarden_model::manifest;
 pub use access::AccessError;
 pub use client::{Client, ClientOptions, Observation, Observer};
 pub use error::RequestError;
+pub use node::{NodeError, wait_for_node};
+pub use recorder::{EventRecorder, NewEvent, Regarding, Severity};
 pub use token::TokenError;
 
 use crate::sink::Sink;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use portwarden_model::Event;
 use tokio::time::Instant;
 
-use super::backoff::{Backoff, random};
+use super::backoff::{Backoff, LONG, SHORT, random};
 use super::client::Client;
 use super::error::RequestError;
 use super::intake::Intake;
@@ -29,8 +29,8 @@ const WORTHWHILE: Duration = Duration::from_secs(5);
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
 /// What a proxy can do without is asked for this seldom while it is refused.
 const SELDOM: Duration = Duration::from_secs(300);
-/// After so many failed streaming lists, an ordinary one is tried.
-const STREAMING_ATTEMPTS: u32 = 2;
+/// Refusals that may be over soon: a starting server does not know its roles yet.
+const REFUSALS: u32 = 5;
 
 /// Why a round ended early.
 enum Stop {
@@ -70,8 +70,8 @@ pub(crate) struct Reflector<M> {
     intake: Intake<M>,
     position: Position,
     streaming: bool,
-    streaming_failures: u32,
     listed: bool,
+    refusals: u32,
     backoff: Backoff,
     told: Option<Health>,
 }
@@ -85,8 +85,8 @@ impl<M: Manifest> Reflector<M> {
             sink,
             position: Position::default(),
             streaming: true,
-            streaming_failures: 0,
             listed: false,
+            refusals: 0,
             backoff: Backoff::default(),
             told: None,
         }
@@ -113,21 +113,15 @@ impl<M: Manifest> Reflector<M> {
         if self.position.can_resume {
             return self.follow(false).await;
         }
-        if self.streaming && self.streaming_failures < STREAMING_ATTEMPTS {
-            let result = self.follow(true).await;
-            if result.is_err() && !self.position.can_resume {
-                self.streaming_failures += 1;
-            }
-            return match result {
-                Err(Stop::Failed(error)) if error.is_unknown_feature() => {
+        if self.streaming {
+            match self.follow(true).await {
+                Err(Stop::Failed(error)) if !self.position.can_resume && error.suggests_ordinary_list() => {
                     tracing::debug!(resource = self.resource.name, %error, "no streaming list, an ordinary one is used");
-                    self.streaming = false;
-                    Ok(())
+                    self.streaming = !error.is_unknown_feature();
                 }
-                other => other,
-            };
+                result => return result,
+            }
         }
-        self.streaming_failures = 0;
         self.list().await?;
         self.follow(false).await
     }
@@ -183,7 +177,7 @@ impl<M: Manifest> Reflector<M> {
         self.intake.flush().await?;
         self.position = Position { version, can_resume: true, expired: false };
         self.listed = true;
-        self.streaming_failures = 0;
+        self.refusals = 0;
         Ok(self.tell(Health::Following)?)
     }
 
@@ -270,18 +264,23 @@ impl<M: Manifest> Reflector<M> {
             self.sink.events(vec![Event::ListStarted(kind), Event::ListDone(kind)]).await?;
             self.listed = true;
         }
-        let mut delay = self.backoff.delay(now, random());
+        tokio::time::sleep(self.wait(error, now, first)).await;
+        Ok(())
+    }
+
+    fn wait(&mut self, error: &RequestError, now: Instant, first: bool) -> Duration {
+        let most = if matches!(error, RequestError::Connect { .. }) { SHORT } else { LONG };
+        let delay = self.backoff.delay(now, random(), most);
         match error {
-            RequestError::Expired { .. } if first => delay = Duration::ZERO,
+            RequestError::Expired { .. } if first => Duration::ZERO,
             RequestError::NotFound { .. } | RequestError::Forbidden { .. }
                 if self.resource.without.is_some() =>
             {
-                delay = SELDOM.mul_f64(1.0 + random());
+                self.refusals += 1;
+                if self.refusals > REFUSALS { SELDOM.mul_f64(1.0 + random()) } else { delay }
             }
-            _ => delay = delay.max(error.retry_after().unwrap_or_default().min(LONGEST_WAIT)),
+            _ => delay.max(error.retry_after().unwrap_or_default().min(LONGEST_WAIT)),
         }
-        tokio::time::sleep(delay).await;
-        Ok(())
     }
 
     fn tell(&mut self, health: Health) -> Result<(), Closed> {

@@ -1,0 +1,7 @@
+//! What the tests against API servers share.
+
+#![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
+
+pub mod certificates;
+pub mod follower;
+pub mod real;
