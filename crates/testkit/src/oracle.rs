@@ -28,6 +28,8 @@ pub struct Mode {
     pub remote_hairpin: bool,
     /// Source ranges hold also for a Service that has no endpoints; else everybody is refused.
     pub ranges_without_endpoints: bool,
+    /// External addresses without endpoints are refused to processes of the node too; else their packets pass.
+    pub refuses_own_host: bool,
     /// Node ports answer on IPv4 loopback addresses.
     pub localhost_node_ports: bool,
     /// A node port that nobody serves is refused or dropped on all local addresses; else only on those where node ports answer.
@@ -158,7 +160,12 @@ impl<'a> Oracle<'a> {
         if frontend.exposure == Exposure::LoadBalancerIp && filtered && !may_use(packet.source, port) {
             return Expected::dropped();
         }
+        let from_here = packet.from.name() == self.topology.node().name();
+        let external = matches!(frontend.exposure, Exposure::ExternalIp | Exposure::LoadBalancerIp);
         match self.verdict(packet, frontend) {
+            Verdict::Reject if from_here && external && !self.mode.refuses_own_host => {
+                self.untranslated(packet)
+            }
             Verdict::Reject => Expected::refused(),
             Verdict::Drop => Expected::dropped(),
             Verdict::Forward(kind) => {

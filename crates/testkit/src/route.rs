@@ -80,6 +80,11 @@ impl Route {
         self.push(format!("attach device {index} to bridge {bridge}"), message::port(index, bridge));
     }
 
+    /// Lets a bridge send back through this port what came in by it.
+    pub(crate) fn hairpin(&mut self, index: u32) {
+        self.push(format!("set device {index} to hairpin mode"), message::hairpin(index));
+    }
+
     /// Adds an address that is usable at once; it brings no route to its network, routes are explicit here.
     pub(crate) fn address(&mut self, index: u32, address: IpNet) {
         self.push(format!("add address {address} to device {index}"), message::address(index, address));

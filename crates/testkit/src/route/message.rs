@@ -12,6 +12,8 @@ use super::{Mac, VethEnd};
 const VETH_INFO_PEER: u16 = 1;
 /// Missing in libc: take the gateway for a neighbour (linux/rtnetlink.h).
 const RTNH_F_ONLINK: u32 = 4;
+/// Missing in libc: whether a bridge sends back through the port of arrival (linux/if_link.h).
+const IFLA_BRPORT_MODE: u16 = 4;
 const HEADER: usize = 16;
 const NLMSG_ERROR: u16 = 2;
 const IFINFOMSG: usize = 16;
@@ -69,6 +71,15 @@ pub(super) fn up(index: u32) -> Message {
 pub(super) fn port(index: u32, bridge: u32) -> Message {
     Message::new(libc::RTM_NEWLINK, 0, link_header(index, 0))
         .attribute(libc::IFLA_MASTER, &bridge.to_ne_bytes())
+}
+
+pub(super) fn hairpin(index: u32) -> Message {
+    let mut mode = Vec::new();
+    attribute(&mut mode, IFLA_BRPORT_MODE, &[1]);
+    let mut info = Vec::new();
+    attribute(&mut info, libc::IFLA_INFO_SLAVE_KIND, b"bridge");
+    attribute(&mut info, libc::IFLA_INFO_SLAVE_DATA, &mode);
+    Message::new(libc::RTM_NEWLINK, 0, link_header(index, 0)).attribute(libc::IFLA_LINKINFO, &info)
 }
 
 pub(super) fn get_link(index: u32) -> Message {

@@ -16,8 +16,8 @@ pub use objects::{
     ServiceContent, ServiceType, SliceContent,
 };
 pub use steps::{
-    Command, Connect, Deletion, Exchange, Failure, Forget, HealthCheckContent, LoadCheck, LoadStart, Probe,
-    Step,
+    Clients, Command, Connect, Deletion, Exchange, Failure, Forget, HealthCheckContent, LoadCheck, LoadStart,
+    Probe, Step,
 };
 pub use text::{Names, Range, Sender, SourceContent, Target};
 

@@ -12,7 +12,8 @@ use anyhow::{Context, Result, bail, ensure};
 use portwarden_model::{DetectLocal, Family, Name, NamespacedName, NodePortRange, Settings};
 
 use super::format::{
-    Command, Content, DetectLocalMode, HealthCheckContent, Objects, Sender, SettingsContent, Step, Target,
+    Command, Content, Deletion, DetectLocalMode, HealthCheckContent, Objects, Sender, SettingsContent, Step,
+    Target,
 };
 use super::objects::Catalogue;
 use super::twins::{ip_in, net_in};
@@ -78,17 +79,19 @@ impl Play {
             loads: BTreeMap::new(),
         };
         play.apply(&content.objects).context("objects")?;
+        play.rig.sync()?;
         Ok(play)
     }
 
     fn step(&mut self, step: &Step) -> Result<()> {
         match step {
             Step::Probe(probe) => self.probe(probe),
-            Step::Apply(objects) => self.apply(objects),
+            Step::Apply(objects) => {
+                self.apply(objects)?;
+                self.rig.sync()
+            }
             Step::Delete(deletion) => {
-                for event in self.catalogue.delete(deletion) {
-                    self.rig.event(event);
-                }
+                self.delete(deletion);
                 self.rig.sync()
             }
             Step::Connect(connect) => self.connect(connect),
@@ -101,7 +104,12 @@ impl Play {
                 thread::sleep(Duration::from_secs_f64(*seconds));
                 Ok(())
             }
-            Step::Restart {} => self.rig.restart(),
+            Step::Clients(clients) => self.clients(clients),
+            Step::Restart(restart) => {
+                self.apply(&restart.apply)?;
+                self.delete(&restart.delete);
+                self.rig.restart()
+            }
             Step::HealthCheck(check) => self.health_check(check),
             Step::Run(command) => self.command(command),
         }
@@ -115,7 +123,13 @@ impl Play {
         for object in wanted.objects {
             self.rig.apply(object);
         }
-        self.rig.sync()
+        Ok(())
+    }
+
+    fn delete(&mut self, deletion: &Deletion) {
+        for event in self.catalogue.delete(deletion) {
+            self.rig.event(event);
+        }
     }
 
     /// The ways in which a sender reaches a target: one for each family in which both have an address.

@@ -218,6 +218,8 @@ impl<'a> Wire<'a> {
             let device = PORTS + index;
             self.veth(device, &format!("veth{index}"), mac(MAC_PORT, pod.ip()), pod, mac(MAC_HOST, pod.ip()));
             self.route.port(device, POD_BRIDGE);
+            // As network plugins do: where `br_netfilter` is loaded, a pod that reaches itself never leaves the bridge.
+            self.route.hairpin(device);
             self.route.up(device);
         }
         for (ip, network) in gateway.both().into_iter().zip(NODE_PODS.both()) {

@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 
+use super::FamilyName;
 use super::objects::Objects;
 use super::text::{Names, Sender, SourceContent, Target};
 
@@ -29,8 +30,10 @@ pub enum Step {
     Forget(Forget),
     /// So many seconds pass.
     Pause(f64),
+    /// Every pod of `node-a` sends once; the answers are spread evenly.
+    Clients(Clients),
     /// The dataplane starts anew over what the kernel has.
-    Restart {},
+    Restart(Restart),
     /// What load balancers are told.
     HealthCheck(HealthCheckContent),
     /// Somebody does something to a host.
@@ -45,6 +48,8 @@ pub struct Probe {
     pub from: Sender,
     /// Where to.
     pub to: Target,
+    /// The only family in which it is sent.
+    pub family: Option<FamilyName>,
     /// The hosts that answer: these, all of them, and no others.
     #[serde(default)]
     pub answered_by: Names,
@@ -148,6 +153,26 @@ pub struct Forget {
     pub to: Target,
     /// The affinity's timeout in seconds.
     pub seconds: u16,
+}
+
+/// Many clients, one packet each.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Clients {
+    /// Where to.
+    pub to: Target,
+    /// The hosts that answer, all equally often.
+    pub answered_by: Names,
+}
+
+/// A new start, and what changed while the dataplane was away.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Restart {
+    /// Objects that came or changed.
+    pub apply: Objects,
+    /// Objects that went.
+    pub delete: Deletion,
 }
 
 /// What load balancers are told on a health-check node port.

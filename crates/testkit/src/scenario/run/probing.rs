@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use portwarden_model::Family;
 
-use super::super::format::{Failure, Forget, Probe, Sender, SourceContent};
+use super::super::format::{Clients, Failure, Forget, Probe, Sender, SourceContent};
 use super::{Play, Way, address_in};
 use crate::oracle::Expected;
 use crate::probe::{Outcome, Tally, uniformity};
@@ -28,7 +28,9 @@ const GRACE: Duration = Duration::from_millis(300);
 impl Play {
     pub(super) fn probe(&mut self, probe: &Probe) -> Result<()> {
         let mut remembered = Vec::new();
-        for way in self.ways(&probe.from, &probe.to)? {
+        let families = probe.family.map(Family::from);
+        let ways = self.ways(&probe.from, &probe.to)?;
+        for way in ways.into_iter().filter(|way| families.is_none_or(|family| family == way.family)) {
             let expected = self.rig.oracle().expect(&way.packet);
             let checked = match (probe.expect, probe.answered_by.0.is_empty()) {
                 (Some(failure), true) => check_failure(&way, failure, &expected).map(|()| None),
@@ -83,6 +85,26 @@ impl Play {
             SourceContent::Address(ip) => address_in(ip, way.family)?,
         };
         ensure!(*seen == BTreeSet::from([source]), "endpoints saw {seen:?}, expected {source}");
+        Ok(())
+    }
+
+    /// Every pod is one client.
+    pub(super) fn clients(&mut self, clients: &Clients) -> Result<()> {
+        let mut tallies: BTreeMap<Family, Tally> = BTreeMap::new();
+        for pod in self.rig.topology().pods() {
+            let sender = Sender { host: pod.name().to_owned(), ip: None };
+            for way in self.ways(&sender, &clients.to)? {
+                let outcome = way.probe.send(way.packet.transport, way.target())?;
+                self.rig.oracle().expect(&way.packet).check(&outcome)?;
+                tallies.entry(way.family).or_default().count(&outcome);
+            }
+        }
+        let hosts: BTreeSet<&String> = clients.answered_by.0.iter().collect();
+        for (family, tally) in tallies {
+            let counts: Vec<u32> = tally.answered_by().values().copied().collect();
+            let answered: BTreeSet<&String> = tally.answered_by().keys().collect();
+            ensure!(answered == hosts && uniformity::is_uniform(&counts), "{family}: {tally}");
+        }
         Ok(())
     }
 
