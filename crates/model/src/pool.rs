@@ -35,8 +35,17 @@ enum Packed {
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Entry<const N: usize> {
     ip: [u8; N],
-    port: u16,
+    port: [u8; 2],
     local: bool,
+}
+
+impl<const N: usize> Entry<N> {
+    fn backend(self) -> Backend
+    where
+        IpAddr: From<[u8; N]>,
+    {
+        Backend { ip: IpAddr::from(self.ip), port: u16::from_be_bytes(self.port), local: self.local }
+    }
 }
 
 impl Pool {
@@ -68,12 +77,8 @@ impl Pool {
     /// The endpoint at a position.
     pub fn get(&self, index: usize) -> Option<Backend> {
         match self.0.as_deref()? {
-            Packed::V4(all) => {
-                all.get(index).map(|e| Backend { ip: IpAddr::from(e.ip), port: e.port, local: e.local })
-            }
-            Packed::V6(all) => {
-                all.get(index).map(|e| Backend { ip: IpAddr::from(e.ip), port: e.port, local: e.local })
-            }
+            Packed::V4(all) => all.get(index).map(|entry| entry.backend()),
+            Packed::V6(all) => all.get(index).map(|entry| entry.backend()),
         }
     }
 
@@ -99,14 +104,18 @@ impl Pool {
 
 fn pack_v4(backend: &Backend) -> Option<Entry<4>> {
     match backend.ip {
-        IpAddr::V4(ip) => Some(Entry { ip: ip.octets(), port: backend.port, local: backend.local }),
+        IpAddr::V4(ip) => {
+            Some(Entry { ip: ip.octets(), port: backend.port.to_be_bytes(), local: backend.local })
+        }
         IpAddr::V6(_) => None,
     }
 }
 
 fn pack_v6(backend: &Backend) -> Option<Entry<16>> {
     match backend.ip {
-        IpAddr::V6(ip) => Some(Entry { ip: ip.octets(), port: backend.port, local: backend.local }),
+        IpAddr::V6(ip) => {
+            Some(Entry { ip: ip.octets(), port: backend.port.to_be_bytes(), local: backend.local })
+        }
         IpAddr::V4(_) => None,
     }
 }
@@ -156,9 +165,9 @@ mod tests {
         assert_eq!(format!("{pool:?}"), r#"["10.0.0.1:80 local", "10.0.0.2:80"]"#);
     }
 
-    /// Eight bytes for an IPv4 endpoint: address, port and where it runs.
+    /// Address, port and where it runs, without padding.
     #[test]
     fn entries_are_small() {
-        assert_eq!((size_of::<Entry<4>>(), size_of::<Entry<16>>()), (8, 20));
+        assert_eq!((size_of::<Entry<4>>(), size_of::<Entry<16>>()), (7, 19));
     }
 }

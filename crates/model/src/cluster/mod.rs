@@ -243,13 +243,12 @@ impl Cluster {
         let (name, family, time) = (slice.service.clone(), slice.family(), slice.trigger_time);
         let outcome = self.store.apply_slice(slice, self.lists.generation(Kind::EndpointSlice));
         if let Some((old_service, old_family)) = outcome.left {
-            self.lose_slice(old_service, old_family);
+            self.lose_slice(&old_service, old_family);
         }
         if outcome.changed {
-            let state = &mut self.families[family];
-            state.dirty.insert(name.clone());
+            self.touch(&name, family);
             if let Some(time) = time.filter(|time| *time > self.settings.started) {
-                state.trigger_times.entry(name).or_default().push(time);
+                self.families[family].trigger_times.entry(name).or_default().push(time);
             }
         }
         outcome.changed
@@ -257,15 +256,14 @@ impl Cluster {
 
     fn delete_slice(&mut self, name: &NamespacedName) -> bool {
         let Some((service, family)) = self.store.delete_slice(name) else { return false };
-        self.lose_slice(service, family);
+        self.lose_slice(&service, family);
         true
     }
 
     /// A removal makes the times of a Service's earlier changes meaningless: they would tell of what is gone.
-    fn lose_slice(&mut self, service: NamespacedName, family: Family) {
-        let state = &mut self.families[family];
-        state.trigger_times.remove(&service);
-        state.dirty.insert(service);
+    fn lose_slice(&mut self, service: &NamespacedName, family: Family) {
+        self.families[family].trigger_times.remove(service);
+        self.touch(service, family);
     }
 
     /// Removes what the finished list did not bring.
@@ -299,16 +297,28 @@ impl Cluster {
     fn touch_if(&mut self, changed: bool, name: &NamespacedName) -> bool {
         if changed {
             for family in Family::BOTH {
-                self.families[family].dirty.insert(name.clone());
+                self.touch(name, family);
             }
         }
         changed
     }
 
+    /// Has a Service worked out again, if it is proxied in this family or was.
+    fn touch(&mut self, name: &NamespacedName, family: Family) {
+        let is_proxied =
+            self.store.service(name).is_some_and(|service| service.cluster_ips[family].is_some());
+        let state = &mut self.families[family];
+        if is_proxied || state.desired.service(name).is_some() {
+            state.dirty.insert(name.clone());
+        }
+    }
+
     fn touch_everything(&mut self) {
+        let names: Vec<NamespacedName> = self.store.service_names().cloned().collect();
         for family in Family::BOTH {
-            let names = self.store.service_names().cloned();
-            self.families[family].dirty.extend(names);
+            for name in &names {
+                self.touch(name, family);
+            }
         }
     }
 

@@ -10,7 +10,8 @@ use crate::object::{EndpointSlice, Node, Service, ServiceCidr};
 
 #[derive(Debug, Default)]
 pub(super) struct Store {
-    services: HashMap<NamespacedName, Entry>,
+    /// Boxed, because a hash table keeps a good part of its room empty.
+    services: HashMap<NamespacedName, Box<Entry>>,
     /// Where each slice is: its label may change, and a delete does not say what it was.
     slices: HashMap<NamespacedName, SliceRecord>,
     node: Option<(Node, u32)>,
@@ -57,7 +58,11 @@ impl Store {
         changed
     }
 
-    pub(super) fn apply_slice(&mut self, slice: EndpointSlice, seen: u32) -> SliceOutcome {
+    pub(super) fn apply_slice(&mut self, mut slice: EndpointSlice, seen: u32) -> SliceOutcome {
+        if let Some((known, _)) = self.services.get_key_value(&slice.service) {
+            // One text for the name of a Service, however many slices it has.
+            slice.service = known.clone();
+        }
         let record = SliceRecord { service: slice.service.clone(), seen };
         let left = match self.slices.insert(slice.name.clone(), record) {
             Some(old) if old.service != slice.service => self.remove_slice(&old.service, &slice.name),
@@ -72,6 +77,8 @@ impl Store {
                 SliceOutcome { changed: true, left: moved.then(|| (old.service.clone(), old.family())) }
             }
             Err(index) => {
+                // Most Services have one slice: room for more would be the largest part of what it takes.
+                entry.slices.reserve_exact(1);
                 entry.slices.insert(index, slice);
                 SliceOutcome { changed: true, left }
             }

@@ -1,7 +1,7 @@
 //! EndpointSlices, in a form that costs about as many bytes as the addresses themselves.
 //!
-//! A cluster has few Services but up to hundreds of thousands of endpoints, so an endpoint is one address and six bytes;
-//! names of nodes and hints are kept once per slice.
+//! A cluster has few Services but up to hundreds of thousands of endpoints, so an endpoint is its address, two bytes and a pointer to
+//! its node's name; hints are kept once per slice.
 
 #[cfg(test)]
 mod tests;
@@ -79,8 +79,8 @@ pub struct EndpointSlice {
     /// When the change that led to this content happened.
     pub trigger_time: Option<Timestamp>,
     addresses: Addresses,
+    nodes: Box<[Option<Name>]>,
     details: Box<[Detail]>,
-    nodes: Box<[Name]>,
     hints: Box<[Hints]>,
 }
 
@@ -90,18 +90,15 @@ enum Addresses {
     V6(Box<[[u8; 16]]>),
 }
 
-/// What else is known of an endpoint; [`NONE`] stands for an absent index.
+/// What else is known of an endpoint: conditions in the low bits, above them the number of its hints, or [`NO_HINTS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Detail {
-    node: u16,
-    hints: u16,
-    conditions: u8,
-}
+struct Detail(u16);
 
-const NONE: u16 = u16::MAX;
-const READY: u8 = 1;
-const SERVING: u8 = 2;
-const TERMINATING: u8 = 4;
+const READY: u16 = 1;
+const SERVING: u16 = 2;
+const TERMINATING: u16 = 4;
+const HINTS_SHIFT: u32 = 3;
+const NO_HINTS: u16 = u16::MAX >> HINTS_SHIFT;
 
 impl EndpointSlice {
     /// Settles a slice. `None` when it is not to be used: headless, without a Service, or of neither IP family.
@@ -135,14 +132,14 @@ impl EndpointSlice {
 
     /// Its endpoints, in order.
     pub fn endpoints(&self) -> impl Iterator<Item = Endpoint<'_>> {
-        self.details.iter().enumerate().map(|(index, detail)| Endpoint {
+        self.details.iter().zip(&self.nodes).enumerate().map(|(index, (detail, node))| Endpoint {
             ip: match &self.addresses {
                 Addresses::V4(all) => IpAddr::from(all[index]),
                 Addresses::V6(all) => IpAddr::from(all[index]),
             },
             conditions: detail.conditions(),
-            node: self.nodes.get(usize::from(detail.node)),
-            hints: (detail.hints != NONE).then_some(usize::from(detail.hints)),
+            node: node.as_ref(),
+            hints: detail.hints(),
         })
     }
 
@@ -153,12 +150,27 @@ impl EndpointSlice {
 }
 
 impl Detail {
+    fn new(given: manifest::EndpointConditions, hints: u16) -> Self {
+        let flag = |on: Option<bool>, absent: bool, bit: u16| if on.unwrap_or(absent) { bit } else { 0 };
+        Detail(
+            flag(given.ready, true, READY)
+                | flag(given.serving, true, SERVING)
+                | flag(given.terminating, false, TERMINATING)
+                | (hints << HINTS_SHIFT),
+        )
+    }
+
     fn conditions(self) -> Conditions {
         Conditions {
-            ready: self.conditions & READY != 0,
-            serving: self.conditions & SERVING != 0,
-            terminating: self.conditions & TERMINATING != 0,
+            ready: self.0 & READY != 0,
+            serving: self.0 & SERVING != 0,
+            terminating: self.0 & TERMINATING != 0,
         }
+    }
+
+    fn hints(self) -> Option<usize> {
+        let number = self.0 >> HINTS_SHIFT;
+        (number != NO_HINTS).then_some(usize::from(number))
     }
 }
 
@@ -211,8 +223,8 @@ fn settle(
         ports,
         trigger_time,
         addresses: packed.addresses(),
-        details: packed.details.into(),
         nodes: packed.nodes.into(),
+        details: packed.details.into(),
         hints: packed.hints.into(),
     })
 }
@@ -236,21 +248,20 @@ fn ports(from: &manifest::EndpointSlice, names: &mut Interner, problems: &mut Pr
     ports.into()
 }
 
-/// Packs endpoints, keeping each distinct name and hint once.
-struct Packer<'a> {
+/// Packs endpoints, keeping each distinct hint once.
+struct Packer {
     family: Family,
     v4: Vec<[u8; 4]>,
     v6: Vec<[u8; 16]>,
+    nodes: Vec<Option<Name>>,
     details: Vec<Detail>,
-    nodes: Vec<Name>,
-    node_index: HashMap<&'a str, u16>,
     hints: Vec<Hints>,
-    hint_index: HashMap<Hints, u16>,
+    hint_numbers: HashMap<Hints, u16>,
 }
 
 type Fault = (&'static str, String);
 
-impl<'a> Packer<'a> {
+impl Packer {
     fn new(family: Family, count: usize) -> Self {
         let (v4, v6) = match family {
             Family::V4 => (count, 0),
@@ -260,64 +271,48 @@ impl<'a> Packer<'a> {
             family,
             v4: Vec::with_capacity(v4),
             v6: Vec::with_capacity(v6),
+            nodes: Vec::with_capacity(count),
             details: Vec::with_capacity(count),
-            nodes: Vec::new(),
-            node_index: HashMap::new(),
             hints: Vec::new(),
-            hint_index: HashMap::new(),
+            hint_numbers: HashMap::new(),
         }
     }
 
-    fn push(&mut self, endpoint: &'a manifest::Endpoint, names: &mut Interner) -> Result<(), Fault> {
+    fn push(&mut self, endpoint: &manifest::Endpoint, names: &mut Interner) -> Result<(), Fault> {
         let text = endpoint.addresses.first().ok_or((".addresses", "empty; endpoint left out".to_owned()))?;
         let ip = parse_ip(text).filter(|ip| Family::of(*ip) == self.family);
         let ip = ip.ok_or_else(|| {
             (".addresses[0]", format!("{text:?} is not an {} address; endpoint left out", self.family))
         })?;
-        let node = match &endpoint.node_name {
-            Some(node) => self.node(node, names)?,
-            None => NONE,
-        };
         let hints = match &endpoint.hints {
             Some(hints) => self.hint(hints, names)?,
-            None => NONE,
+            None => NO_HINTS,
         };
-        let given = endpoint.conditions.unwrap_or_default();
-        let flag = |on: Option<bool>, absent: bool, bit: u8| if on.unwrap_or(absent) { bit } else { 0 };
-        let conditions = flag(given.ready, true, READY)
-            | flag(given.serving, true, SERVING)
-            | flag(given.terminating, false, TERMINATING);
         match ip {
             IpAddr::V4(ip) => self.v4.push(ip.octets()),
             IpAddr::V6(ip) => self.v6.push(ip.octets()),
         }
-        self.details.push(Detail { node, hints, conditions });
+        self.nodes.push(endpoint.node_name.as_deref().map(|node| names.name(node)));
+        self.details.push(Detail::new(endpoint.conditions.unwrap_or_default(), hints));
         Ok(())
-    }
-
-    fn node(&mut self, node: &'a str, names: &mut Interner) -> Result<u16, Fault> {
-        if let Some(index) = self.node_index.get(node) {
-            return Ok(*index);
-        }
-        let index = next_index(self.nodes.len(), ".nodeName")?;
-        self.nodes.push(names.name(node));
-        self.node_index.insert(node, index);
-        Ok(index)
     }
 
     fn hint(&mut self, from: &manifest::EndpointHints, names: &mut Interner) -> Result<u16, Fault> {
         let mut list = |hints: &[manifest::Hint]| hints.iter().map(|hint| names.name(&hint.name)).collect();
         let hints = Hints { zones: list(&from.for_zones), nodes: list(&from.for_nodes) };
         if hints.zones.is_empty() && hints.nodes.is_empty() {
-            return Ok(NONE);
+            return Ok(NO_HINTS);
         }
-        if let Some(index) = self.hint_index.get(&hints) {
-            return Ok(*index);
+        if let Some(number) = self.hint_numbers.get(&hints) {
+            return Ok(*number);
         }
-        let index = next_index(self.hints.len(), ".hints")?;
+        let number = u16::try_from(self.hints.len()).ok().filter(|number| *number < NO_HINTS);
+        let number = number.ok_or_else(|| {
+            (".hints", format!("more than {NO_HINTS} different hints in one slice; endpoint left out"))
+        })?;
         self.hints.push(hints.clone());
-        self.hint_index.insert(hints, index);
-        Ok(index)
+        self.hint_numbers.insert(hints, number);
+        Ok(number)
     }
 
     fn addresses(&mut self) -> Addresses {
@@ -326,11 +321,4 @@ impl<'a> Packer<'a> {
             Family::V6 => Addresses::V6(std::mem::take(&mut self.v6).into()),
         }
     }
-}
-
-fn next_index(len: usize, field: &'static str) -> Result<u16, Fault> {
-    u16::try_from(len)
-        .ok()
-        .filter(|index| *index != NONE)
-        .ok_or_else(|| (field, format!("more than {NONE} different values in one slice; endpoint left out")))
 }
