@@ -68,7 +68,7 @@ fn carry_out(program: Program, flags: Flags) -> anyhow::Result<()> {
         Action::InitOnly => app::prepare_only(&settled),
         Action::Run => {
             let version = flags::reported_version(flags.version.as_ref()).to_owned();
-            run(Order { program, flags, settled, version }, logs)
+            run(Order { program, flags, settled, notices, version }, logs)
         }
     }
 }

@@ -11,6 +11,7 @@ use tracing::{debug, info};
 
 use crate::config::{Mode, Settled};
 use crate::host::{FamilySupport, has_ipv6};
+use crate::metrics::{ModeMetrics, PacketCounter};
 
 /// Finds out which families can be served in a mode.
 pub(super) fn families(mode: Mode) -> anyhow::Result<FamilySupport> {
@@ -63,6 +64,19 @@ fn build_one(settled: &Settled, family: Family) -> anyhow::Result<Box<dyn Datapl
         }
         Mode::Ipvs => bail!("mode ipvs is not built in; use --proxy-mode=nftables, which takes its place"),
     }
+}
+
+/// Shows the packets that rules of this mode count.
+pub(super) fn show_packets(mode: Mode, metrics: &ModeMetrics) {
+    if mode != Mode::Iptables {
+        return;
+    }
+    let counter = |counter: portwarden_iptables::PacketCounter| PacketCounter {
+        name: counter.metric,
+        help: counter.help,
+        read: Box::new(move || counter.read().ok().flatten()),
+    };
+    metrics.show_packets(portwarden_iptables::PACKET_COUNTERS.map(counter).into());
 }
 
 /// Something of ours or kube-proxy's that a mode may have left in the kernel.

@@ -24,15 +24,15 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use portwarden_model::PacerConfig;
+use portwarden_model::{PacerConfig, PerFamily, PodTraffic};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tracing::{error, info, warn};
 
-use crate::config::{Mode, Settled, Source};
+use crate::config::{self, Mode, NodeFacts, Notice, Settled, Source};
 use crate::engine::{
-    self, ConntrackFlows, Engine, EngineError, Handle, Message, Moment, NodeWait, Outlets, Parts, Published,
-    Retire,
+    self, Check, ConntrackFlows, Engine, EngineError, Handle, Message, Moment, NodeWait, Outlets, Parts,
+    Published, Retire,
 };
 use crate::events::Events;
 use crate::flags::{Flags, Program};
@@ -60,6 +60,8 @@ pub struct Order {
     pub flags: Flags,
     /// What follows from flags and file.
     pub settled: Settled,
+    /// What the operator should know about that.
+    pub notices: Vec<Notice>,
     /// The version to show.
     pub version: String,
 }
@@ -92,6 +94,7 @@ impl App {
         prepare_host(settled)?;
         set_oom_score(settled);
         let families = dataplanes::families(settled.mode)?;
+        dataplanes::show_packets(settled.mode, &metrics.mode);
         let health = SharedHealth::new(settled.pacing.sync_period);
         let events = Events::new(&node);
         let (published, outlets) = Published::new(1000);
@@ -101,6 +104,7 @@ impl App {
             pacing: pacing(settled),
             node_wait: node_wait(settled),
             retire: Some(retire_others(settled.mode)),
+            check: check_against_node(settled.clone(), families),
             flows: Box::new(ConntrackFlows::default()),
             health: health.clone(),
             metrics: metrics.clone(),
@@ -114,6 +118,7 @@ impl App {
         let mut tasks = JoinSet::new();
         start_followers(&mut tasks, outlets, &node, &health, &metrics, &events);
         events.started();
+        tell_deprecations(&order.notices, &events);
         Ok(App {
             order,
             node,
@@ -214,6 +219,45 @@ fn node_wait(settled: &Settled) -> NodeWait {
     match settled.source {
         Source::Manifests(_) => NodeWait::NONE,
         Source::Api(_) => NodeWait::FOR_API_SERVER,
+    }
+}
+
+/// What is wrong with the configuration on this very node, once its addresses are known.
+fn check_against_node(settled: Settled, families: FamilySupport) -> Check {
+    Box::new(move |cluster| {
+        let primary = cluster.primary_family();
+        if !families.families().contains(&primary) {
+            return Err(format!("no support for primary IP family {:?}", primary.as_str()));
+        }
+        let facts = NodeFacts {
+            primary,
+            dual_stack: families.is_dual_stack(),
+            ips: PerFamily::from_fn(|family| cluster.desired(family).node.ip),
+            pod_cidrs: cluster.node().map(|node| node.pod_cidrs.clone()).unwrap_or_default(),
+        };
+        let verdict = config::check(&settled, &facts);
+        for warning in &verdict.warnings {
+            error!(err = warning, "Kube-proxy configuration may be incomplete or incorrect");
+        }
+        if facts.ips[primary].is_loopback() {
+            info!(ip = %facts.ips[primary], "Can't determine this node's IP, assuming loopback; if this is incorrect, please set the --bind-address flag");
+        }
+        if cluster.desired(primary).node.pod_traffic == PodTraffic::Unknown {
+            info!(detectLocalMode = settled.document.detect_local_mode, ipFamily = %primary, "Pod traffic cannot be told for the primary IP family: no CIDR is known");
+        }
+        verdict.fatal.map_or(Ok(()), Err)
+    })
+}
+
+/// Deprecations are worth an Event; the log has them already.
+fn tell_deprecations(notices: &[Notice], events: &Events) {
+    for notice in notices {
+        let reason = match notice {
+            Notice::ModeDefaulted => "KubeProxyDefaultMode",
+            Notice::IpvsDeprecated => "IPVSDeprecation",
+            Notice::LenientDecoding(_) | Notice::FlagsIgnored(_) | Notice::Gate(_) => continue,
+        };
+        events.node_warning(reason, notice.to_string());
     }
 }
 

@@ -91,6 +91,7 @@ impl App {
     fn replacement(&mut self, settled: &Settled) -> anyhow::Result<Replacement> {
         let families = dataplanes::families(settled.mode)?;
         let dataplanes = dataplanes::build(settled, families)?;
+        dataplanes::show_packets(settled.mode, &self.metrics.mode);
         self.families = families;
         let other_mode = settled.mode != self.order.settled.mode;
         Ok(Replacement { dataplanes, retire: other_mode.then(|| retire_others(settled.mode)) })

@@ -86,6 +86,9 @@ pub struct Replacement {
 /// Removes what somebody else left in the kernel. Called once everything of ours is in it.
 pub type Retire = Box<dyn FnOnce() + Send>;
 
+/// Says whether the configuration fits the node, once that is known.
+pub type Check = Box<dyn FnOnce(&Cluster) -> Result<(), String> + Send>;
+
 /// What an engine is made of.
 pub struct Parts {
     /// What the model decides by.
@@ -98,6 +101,8 @@ pub struct Parts {
     pub node_wait: NodeWait,
     /// Removes leftovers of other programs and modes after the first syncs.
     pub retire: Option<Retire>,
+    /// Looks at the cluster before the first sync: an error is the end.
+    pub check: Check,
     /// How flows are removed.
     pub flows: Box<dyn Flows>,
     /// Where health is noted.
@@ -119,6 +124,9 @@ pub enum EngineError {
          controller manager allocates node CIDRs, or choose another detectLocalMode"
     )]
     NoPodCidrs(String),
+    /// The configuration does not fit the node.
+    #[error("{0}")]
+    Misconfigured(String),
     /// The thread cannot sleep on its descriptors.
     #[error("cannot wait for events on the engine's descriptors")]
     Wait(#[source] std::io::Error),
@@ -129,6 +137,7 @@ pub struct Engine {
     cluster: Cluster,
     arrivals: Arrivals,
     lanes: Lanes,
+    check: Option<Check>,
     cleanup: Cleanup,
     health: SharedHealth,
     metrics: Metrics,
@@ -145,6 +154,7 @@ impl Engine {
             cluster: Cluster::new(parts.settings),
             arrivals: Arrivals::new(parts.node_wait, parts.metrics.changes.clone()),
             lanes: Lanes::new(parts.dataplanes, parts.pacing, parts.retire, now.instant),
+            check: Some(parts.check),
             cleanup: Cleanup::new(parts.flows),
             health: parts.health,
             metrics: parts.metrics,
@@ -221,6 +231,9 @@ impl Engine {
             Readiness::Failed => {
                 return Err(EngineError::NoPodCidrs(self.cluster.settings().node_name.to_string()));
             }
+        }
+        if let Some(check) = self.check.take() {
+            check(&self.cluster).map_err(EngineError::Misconfigured)?;
         }
         if self.lanes.wake(now.instant) {
             self.sync();

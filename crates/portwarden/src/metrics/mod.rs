@@ -6,6 +6,7 @@
 mod changes;
 mod health;
 mod own;
+mod packets;
 mod process;
 mod rest_client;
 mod sync;
@@ -19,6 +20,7 @@ use prometheus::{Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCo
 pub use changes::ChangeMetrics;
 pub use health::HealthMetrics;
 pub use own::OwnMetrics;
+pub use packets::PacketCounter;
 pub use process::process_start_time;
 pub use rest_client::RestClientMetrics;
 pub use sync::{FlowMetrics, ModeMetrics, SyncMetrics};

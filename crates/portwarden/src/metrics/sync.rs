@@ -7,6 +7,7 @@ use std::time::Duration;
 use portwarden_model::{Family, Gauge, Timestamp, Totals};
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, Opts, Registry};
 
+use super::packets::{PacketCollector, PacketCounter};
 use super::{MetricError, Part};
 
 const FAMILY: &[&str] = &["ip_family"];
@@ -135,6 +136,7 @@ pub struct ModeMetrics {
 
 #[derive(Default)]
 struct Known {
+    packets: bool,
     gauges: HashMap<&'static str, GaugeVec>,
     counters: HashMap<String, IntCounterVec>,
 }
@@ -165,6 +167,19 @@ impl ModeMetrics {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         for (name, help) in failure_counters(mode) {
             self.counters(&mut known, name, help);
+        }
+    }
+
+    /// Shows numbers that the kernel keeps, from now on.
+    pub fn show_packets(&self, counters: Vec<PacketCounter>) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut known.packets, true) {
+            return;
+        }
+        let added =
+            PacketCollector::new(counters).and_then(|collector| self.registry.register(Box::new(collector)));
+        if let Err(error) = added {
+            tracing::warn!(%error, "The kernel's packet counters are not shown");
         }
     }
 

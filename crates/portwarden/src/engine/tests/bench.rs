@@ -166,6 +166,7 @@ impl Bench {
             pacing: PacerConfig::default(),
             node_wait,
             retire: Some(Box::new(move || *counted.lock().unwrap() += 1)),
+            check: Box::new(|_| Ok(())),
             flows: Box::new(flows.clone()),
             health: health.clone(),
             metrics: metrics.clone(),

@@ -1,0 +1,54 @@
+//! Packets that the kernel counts, read when somebody asks.
+
+use std::collections::HashMap;
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::{Counter, Metric, MetricFamily, MetricType};
+
+/// A number that the kernel keeps.
+pub struct PacketCounter {
+    /// The metric's name.
+    pub name: &'static str,
+    /// What it counts.
+    pub help: &'static str,
+    /// Reads it; `None` leaves the metric out.
+    pub read: Box<dyn Fn() -> Option<u64> + Send + Sync>,
+}
+
+/// Shows such numbers.
+pub(super) struct PacketCollector {
+    counters: Vec<PacketCounter>,
+    descriptions: Vec<Desc>,
+}
+
+impl PacketCollector {
+    pub(super) fn new(counters: Vec<PacketCounter>) -> prometheus::Result<Self> {
+        let describe =
+            |one: &PacketCounter| Desc::new(one.name.into(), one.help.into(), Vec::new(), HashMap::new());
+        let descriptions = counters.iter().map(describe).collect::<prometheus::Result<_>>()?;
+        Ok(PacketCollector { counters, descriptions })
+    }
+}
+
+impl Collector for PacketCollector {
+    fn desc(&self) -> Vec<&Desc> {
+        self.descriptions.iter().collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.counters.iter().filter_map(family).collect()
+    }
+}
+
+fn family(packets: &PacketCounter) -> Option<MetricFamily> {
+    let mut counter = Counter::default();
+    counter.set_value((packets.read)()? as f64);
+    let mut metric = Metric::default();
+    metric.set_counter(counter);
+    let mut family = MetricFamily::default();
+    family.set_name(packets.name.to_owned());
+    family.set_help(format!("[ALPHA] {}", packets.help));
+    family.set_field_type(MetricType::COUNTER);
+    family.set_metric(vec![metric]);
+    Some(family)
+}
