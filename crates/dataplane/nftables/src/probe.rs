@@ -21,10 +21,17 @@ use crate::sets::{SetId, Sets};
 /// The name of a table that never comes to be.
 const TABLE: &str = "portwarden-probe";
 
-/// Tries everything that the rules are made of.
+/// Tries everything that the rules are made of: first all at once, since taking back costs the kernel some time, and one by one only to
+/// find out what is missing.
 pub(crate) fn probe(client: &mut Client, family: Family) -> Result<(), Error> {
-    for feature in features(family) {
-        let transaction = feature.transaction(family);
+    let features = features(family);
+    let all = transaction(&features, family);
+    if matches!(client.commit(&all), Err(NetlinkError::Rejected(rejected)) if only_the_last(&rejected, &all))
+    {
+        return Ok(());
+    }
+    for feature in features {
+        let transaction = transaction(std::slice::from_ref(&feature), family);
         match client.commit(&transaction) {
             Err(NetlinkError::Rejected(rejected)) if only_the_last(&rejected, &transaction) => {}
             Ok(()) => {}
@@ -55,24 +62,28 @@ struct Feature {
     set: Option<Set>,
 }
 
-impl Feature {
-    fn transaction(&self, family: Family) -> Transaction {
-        let table = table(family);
-        let mut transaction = Transaction::new();
-        transaction.add(Table::new(&table));
-        let sets = Sets::new(&table, family);
-        for id in SetId::ALL.into_iter().filter(|id| uses(&self.rule, id.name())) {
-            transaction.add(sets.get(id));
-        }
-        if let Some(set) = &self.set {
-            transaction.add(std::sync::Arc::new(set.clone()));
-        }
-        let (kind, hook) = &self.hook;
-        transaction.add(Chain::base(&table, "probe", kind.clone(), *hook, 0));
-        transaction.add(Rule::new(&table, "probe", self.rule.clone()));
-        transaction.delete(Chain::new(&table, "no-such-chain"));
-        transaction
+/// Everything that the features need, in a table that never comes to be.
+fn transaction(features: &[Feature], family: Family) -> Transaction {
+    let table = table(family);
+    let mut transaction = Transaction::new();
+    transaction.add(Table::new(&table));
+    let sets = Sets::new(&table, family);
+    for id in
+        SetId::ALL.into_iter().filter(|id| features.iter().any(|feature| uses(&feature.rule, id.name())))
+    {
+        transaction.add(sets.get(id));
     }
+    for set in features.iter().filter_map(|feature| feature.set.as_ref()) {
+        transaction.add(std::sync::Arc::new(set.clone()));
+    }
+    for (index, feature) in features.iter().enumerate() {
+        let (kind, hook) = &feature.hook;
+        let chain = format!("probe-{index}");
+        transaction.add(Chain::base(&table, chain.as_str(), kind.clone(), *hook, 0));
+        transaction.add(Rule::new(&table, chain.as_str(), feature.rule.clone()));
+    }
+    transaction.delete(Chain::new(&table, "no-such-chain"));
+    transaction
 }
 
 fn uses(rule: &[Expr], name: &str) -> bool {
