@@ -1,13 +1,13 @@
 //! A node under test: a topology, the cluster as the model knows it, and a dataplane for each family.
 
-use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow};
 use portwarden_model::object::{EndpointSlice, Node, Service, ServiceCidr};
 use portwarden_model::{
-    Changes, Cluster, Dataplane, Desired, DetectLocal, Event, Family, GoneFrontend, Interner, Kind, Name,
-    NamespacedName, NodePortRange, PerFamily, Settings, SyncError, manifest,
+    Changes, Cluster, Dataplane, Desired, DetectLocal, Event, Family, Interner, Kind, Name, NamespacedName,
+    NodePortRange, PerFamily, Settings, SyncError, manifest,
 };
 use tempfile::TempDir;
 
@@ -29,7 +29,7 @@ pub struct Candidate {
     /// Makes one for a family. Called inside the node's namespace.
     pub start: fn(Family, &Options) -> Result<Box<dyn Dataplane>>,
     /// Removes flows that lead nowhere, as the engine does after a sync. Called inside the node's namespace.
-    pub clean_flows: fn(&Desired, &BTreeSet<GoneFrontend>) -> Result<(), SyncError>,
+    pub clean_flows: fn(&Desired, &Changes, &[IpAddr]) -> Result<()>,
 }
 
 /// What only some dataplanes can be told.
@@ -193,9 +193,8 @@ impl Rig {
             if let Some(isolated) = report.isolated.first() {
                 return Err(anyhow!("{family} sync left out {}: {}", isolated.service, isolated.reason));
             }
-            if changes.udp || changes.full {
-                (self.candidate.clean_flows)(desired, &changes.gone).map_err(failed)?;
-            }
+            (self.candidate.clean_flows)(desired, changes, self.cluster.host_addresses())
+                .with_context(|| format!("cannot clean {family} flows"))?;
         }
         Ok(())
     }

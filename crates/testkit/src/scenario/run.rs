@@ -40,8 +40,8 @@ struct Play {
     families: Vec<Family>,
     /// The host that answered probes with a word, in a family.
     sticky: BTreeMap<(String, Family), String>,
-    /// Connections by name and family, with the host that answered first.
-    connections: BTreeMap<(String, Family), (Connection, String)>,
+    /// Connections by name and family, with the host that answered first, if any did.
+    connections: BTreeMap<(String, Family), (Connection, Option<String>)>,
     loads: BTreeMap<(String, Family), Load>,
 }
 

@@ -2,11 +2,13 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Result;
 use portwarden_iptables::{IptablesDataplane, Options as IptablesOptions, Programs, Variant};
-use portwarden_model::{Dataplane, Desired, Family, GoneFrontend, NodePortRange, SyncError};
+use portwarden_model::{Changes, Dataplane, Desired, Family, Flow, NodePortRange, Protocol, StaleFlows};
+use portwarden_netlink::IpFamily;
+use portwarden_netlink::conntrack::{self, Conntrack};
 use portwarden_nftables::{Nftables, Options as NftablesOptions};
 use portwarden_testkit::oracle::Mode;
 use portwarden_testkit::rig::{Candidate, Options};
@@ -66,6 +68,24 @@ fn start_iptables(family: Family, options: &Options, variant: Variant) -> Result
     Ok(Box::new(IptablesDataplane::with_programs(family, own, programs)?))
 }
 
-fn clean_flows(_: &Desired, _: &BTreeSet<GoneFrontend>) -> Result<(), SyncError> {
-    Ok(())
+/// As the engine does after a sync.
+fn clean_flows(desired: &Desired, changes: &Changes, host: &[IpAddr]) -> Result<()> {
+    let Some(stale) = StaleFlows::after(changes, desired, host) else { return Ok(()) };
+    let family = match desired.family {
+        Family::V4 => IpFamily::Ipv4,
+        Family::V6 => IpFamily::Ipv6,
+    };
+    let unwanted = |flow: &conntrack::Flow| {
+        let Some(protocol) = Protocol::from_number(flow.original.protocol) else { return false };
+        stale.is_stale(&Flow {
+            protocol,
+            source: flow.original.source,
+            destination: SocketAddr::new(flow.original.destination, flow.original.destination_port),
+            reply_source: SocketAddr::new(flow.reply.source, flow.reply.source_port),
+        })
+    };
+    match Conntrack::open()?.delete(family, unwanted)?.errors.into_iter().next() {
+        None => Ok(()),
+        Some(error) => Err(error.into()),
+    }
 }

@@ -100,7 +100,10 @@ pub struct Connect {
     /// Where to.
     pub to: Target,
     /// One of these answers.
+    #[serde(default)]
     pub answered_by: Names,
+    /// How it fails; the socket stays open all the same.
+    pub expect: Option<Failure>,
 }
 
 /// A question and an answer over a connection.
@@ -112,6 +115,8 @@ pub struct Exchange {
     /// Who answers; the same as at first unless told.
     #[serde(default)]
     pub answered_by: Names,
+    /// How it fails.
+    pub expect: Option<Failure>,
 }
 
 /// A steady load.

@@ -5,9 +5,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::super::format::{Connect, Exchange, LoadCheck, LoadStart};
+use super::super::format::{Connect, Exchange, Failure, LoadCheck, LoadStart};
 use super::Play;
+use crate::probe::{Outcome, Probe};
 
+/// How long silence must last to be believed.
+const IMPATIENCE: Duration = Duration::from_millis(300);
 /// How long a load may take to be answered by somebody new.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -15,10 +18,11 @@ impl Play {
     pub(super) fn connect(&mut self, connect: &Connect) -> Result<()> {
         let mut opened = Vec::new();
         for way in self.ways(&connect.from, &connect.to)? {
-            let (connection, outcome) = way.probe.open(way.packet.transport, way.target())?;
+            let probe = with_patience(way.probe.clone(), connect.expect);
+            let (connection, outcome) = probe.open(way.packet.transport, way.target())?;
             self.rig.oracle().expect(&way.packet).check(&outcome)?;
-            let host = outcome.host().with_context(|| format!("no answer: {outcome}"))?.to_owned();
-            ensure!(connect.answered_by.0.contains(&host), "{outcome}");
+            check(&outcome, &connect.answered_by.0, connect.expect)?;
+            let host = outcome.host().map(str::to_owned);
             opened.push(((connect.name.clone(), way.family), (connection, host)));
         }
         self.connections.extend(opened);
@@ -30,12 +34,12 @@ impl Play {
         let mut found = false;
         for ((_, family), (connection, first)) in named {
             found = true;
+            connection.set_patience(if exchange.expect.is_some() { IMPATIENCE } else { PATIENCE });
             let outcome = connection.exchange()?;
-            let host = outcome.host().with_context(|| format!("{family}: no answer: {outcome}"))?;
             let expected = &exchange.answered_by.0;
-            let right =
-                if expected.is_empty() { host == first } else { expected.iter().any(|name| name == host) };
-            ensure!(right, "{family}: {outcome}; first it was {first}");
+            let same = first.clone().into_iter().collect::<Vec<_>>();
+            let hosts = if expected.is_empty() { &same } else { expected };
+            check(&outcome, hosts, exchange.expect).with_context(|| format!("{family}, first {first:?}"))?;
         }
         ensure!(found, "there is no connection called {}", exchange.over);
         Ok(())
@@ -80,4 +84,18 @@ impl Play {
         }
         Ok(())
     }
+}
+
+/// A client that expects nothing need not wait for long.
+fn with_patience(probe: Probe, expect: Option<Failure>) -> Probe {
+    if expect == Some(Failure::Dropped) { probe.impatient() } else { probe }
+}
+
+fn check(outcome: &Outcome, hosts: &[String], expect: Option<Failure>) -> Result<()> {
+    let right = match expect {
+        Some(failure) => failure.is(outcome),
+        None => outcome.host().is_some_and(|host| hosts.iter().any(|name| name == host)),
+    };
+    ensure!(right, "{outcome}; expected {expect:?} or answers of {hosts:?}");
+    Ok(())
 }

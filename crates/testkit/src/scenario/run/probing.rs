@@ -143,6 +143,16 @@ impl Play {
     }
 }
 
+impl Failure {
+    /// Whether it is what happened.
+    pub(super) fn is(self, outcome: &Outcome) -> bool {
+        match self {
+            Failure::Refused => outcome.is_refused(),
+            Failure::Dropped => *outcome == Outcome::Dropped,
+        }
+    }
+}
+
 fn check_failure(way: &Way<'_>, failure: Failure, expected: &Expected) -> Result<()> {
     let (probe, foretold) = match failure {
         Failure::Refused => (way.probe.clone(), Expected { refused: true, ..Expected::default() }),
@@ -151,11 +161,7 @@ fn check_failure(way: &Way<'_>, failure: Failure, expected: &Expected) -> Result
         }
     };
     let outcome = probe.send(way.packet.transport, way.target())?;
-    let as_written = matches!(
-        (&outcome, failure),
-        (Outcome::Refused(_), Failure::Refused) | (Outcome::Dropped, Failure::Dropped)
-    );
-    ensure!(as_written, "{outcome}; expected: {foretold}");
+    ensure!(failure.is(&outcome), "{outcome}; expected: {foretold}");
     ensure!(*expected == foretold, "the oracle says otherwise: {expected}");
     Ok(())
 }
