@@ -5,10 +5,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 const FIRST: Duration = Duration::from_millis(800);
-/// The longest step while a server answers, so that it is not kept from recovering.
-pub(crate) const LONG: Duration = Duration::from_secs(30);
-/// The longest step while there is no server at all: asking costs nobody anything.
-pub(crate) const SHORT: Duration = Duration::from_secs(8);
 /// Without a failure for this long, the past is forgotten.
 const FORGET: Duration = Duration::from_secs(120);
 
@@ -50,6 +46,9 @@ pub(crate) fn random() -> f64 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    const LONG: Duration = Duration::from_secs(30);
+    const SHORT: Duration = Duration::from_secs(8);
 
     #[tokio::test(start_paused = true)]
     async fn waits_grow_to_a_limit_and_shrink_after_a_quiet_time() {

@@ -9,7 +9,7 @@
 //! | `resource.rs` | what is asked for, with which selectors |
 //! | `list.rs`, `watch.rs` | one page of a list, one watch |
 //! | `intake.rs` | decoded objects to events and problems |
-//! | `reflector.rs`, `backoff.rs` | one kind of object, followed through every failure |
+//! | `reflector.rs`, `patience.rs`, `backoff.rs` | one kind of object, followed through every failure |
 //! | `node.rs` | the wait for the own Node at start-up |
 //! | `recorder.rs` | Kubernetes Events |
 
@@ -22,6 +22,7 @@ mod intake;
 mod limiter;
 mod list;
 mod node;
+mod patience;
 mod recorder;
 mod reflector;
 mod resource;

@@ -12,11 +12,12 @@ use std::time::Duration;
 use portwarden_model::Event;
 use tokio::time::Instant;
 
-use super::backoff::{Backoff, LONG, SHORT, random};
+use super::backoff::random;
 use super::client::Client;
 use super::error::RequestError;
 use super::intake::Intake;
 use super::list::{Page, Start};
+use super::patience::Patience;
 use super::resource::Resource;
 use super::watch::{Begin, Watch};
 use crate::settle::Manifest;
@@ -25,13 +26,6 @@ use crate::wire::{Item, WatchEvent};
 
 /// A watch that ends sooner did not work: reopening it at once could go on for ever.
 const WORTHWHILE: Duration = Duration::from_secs(5);
-/// No server is left alone for longer than this, whatever it asks for.
-const LONGEST_WAIT: Duration = Duration::from_secs(600);
-/// What a proxy can do without is asked for this seldom while it is refused.
-const SELDOM: Duration = Duration::from_secs(300);
-/// Refusals that may be over soon: a starting server does not know its roles yet.
-const REFUSALS: u32 = 5;
-
 /// Why a round ended early.
 enum Stop {
     Failed(RequestError),
@@ -71,23 +65,22 @@ pub(crate) struct Reflector<M> {
     position: Position,
     streaming: bool,
     listed: bool,
-    refusals: u32,
-    backoff: Backoff,
+    patience: Patience,
     told: Option<Health>,
 }
 
 impl<M: Manifest> Reflector<M> {
     pub(crate) fn new(client: Client, node_name: &str, sink: Sink) -> Self {
+        let resource = Resource::of(M::KIND, node_name);
         Reflector {
             client,
-            resource: Resource::of(M::KIND, node_name),
             intake: Intake::new(sink.clone()),
             sink,
             position: Position::default(),
             streaming: true,
             listed: false,
-            refusals: 0,
-            backoff: Backoff::default(),
+            patience: Patience::new(resource.without.is_some()),
+            resource,
             told: None,
         }
     }
@@ -177,7 +170,6 @@ impl<M: Manifest> Reflector<M> {
         self.intake.flush().await?;
         self.position = Position { version, can_resume: true, expired: false };
         self.listed = true;
-        self.refusals = 0;
         Ok(self.tell(Health::Following)?)
     }
 
@@ -254,7 +246,7 @@ impl<M: Manifest> Reflector<M> {
             _ => {}
         }
         let now = Instant::now();
-        let first = self.backoff.failures(now) == 0;
+        let first = self.patience.failures(now) == 0;
         if !(first && error.is_passing()) {
             let without = self.resource.without.map(|without| format!("; meanwhile {without}"));
             self.tell(Health::Failing(format!("{error}{}", without.unwrap_or_default())))?;
@@ -264,23 +256,8 @@ impl<M: Manifest> Reflector<M> {
             self.sink.events(vec![Event::ListStarted(kind), Event::ListDone(kind)]).await?;
             self.listed = true;
         }
-        tokio::time::sleep(self.wait(error, now, first)).await;
+        tokio::time::sleep(self.patience.after(error, now, random())).await;
         Ok(())
-    }
-
-    fn wait(&mut self, error: &RequestError, now: Instant, first: bool) -> Duration {
-        let most = if matches!(error, RequestError::Connect { .. }) { SHORT } else { LONG };
-        let delay = self.backoff.delay(now, random(), most);
-        match error {
-            RequestError::Expired { .. } if first => Duration::ZERO,
-            RequestError::NotFound { .. } | RequestError::Forbidden { .. }
-                if self.resource.without.is_some() =>
-            {
-                self.refusals += 1;
-                if self.refusals > REFUSALS { SELDOM.mul_f64(1.0 + random()) } else { delay }
-            }
-            _ => delay.max(error.retry_after().unwrap_or_default().min(LONGEST_WAIT)),
-        }
     }
 
     fn tell(&mut self, health: Health) -> Result<(), Closed> {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use portwarden_model::{Event, Kind, Problem};
+use portwarden_model::{Cluster, Event, Kind, Problem, Settings};
 use portwarden_source::kubernetes::{Client, Kubernetes};
 use portwarden_source::{Health, Sink, Update};
 use tokio::sync::mpsc;
@@ -28,6 +28,8 @@ pub struct Follower {
     pub history: Vec<(String, Health)>,
     /// Objects that went, in order.
     pub gone: Vec<String>,
+    /// What the model makes of it.
+    pub cluster: Cluster,
 }
 
 impl Follower {
@@ -44,12 +46,31 @@ impl Follower {
             health: BTreeMap::new(),
             history: Vec::new(),
             gone: Vec::new(),
+            cluster: Cluster::new(Settings::new(node_name)),
         }
     }
 
     /// Takes updates until the condition holds.
     pub async fn until(&mut self, what: &str, condition: impl Fn(&Follower) -> bool) {
-        let deadline = tokio::time::Instant::now() + DEADLINE;
+        self.until_within(DEADLINE, what, condition).await;
+    }
+
+    /// Takes updates for so long.
+    pub async fn pass(&mut self, time: Duration) {
+        let end = tokio::time::Instant::now() + time;
+        while let Ok(update) = tokio::time::timeout_at(end, self.updates.recv()).await {
+            self.take(update.expect("the source does not end"));
+        }
+    }
+
+    /// Takes updates until the condition holds, with another limit.
+    pub async fn until_within(
+        &mut self,
+        limit: Duration,
+        what: &str,
+        condition: impl Fn(&Follower) -> bool,
+    ) {
+        let deadline = tokio::time::Instant::now() + limit;
         while !condition(self) {
             match tokio::time::timeout_at(deadline, self.updates.recv()).await {
                 Ok(Some(update)) => self.take(update),
@@ -85,6 +106,7 @@ impl Follower {
     }
 
     fn apply(&mut self, event: Event) {
+        self.cluster.apply(event.clone());
         let (kind, name) = match &event {
             Event::ServiceApplied(object) => (Kind::Service, object.name.to_string()),
             Event::SliceApplied(object) => (Kind::EndpointSlice, object.name.to_string()),

@@ -5,3 +5,5 @@
 pub mod certificates;
 pub mod follower;
 pub mod real;
+pub mod scripted;
+pub mod virtual_time;
