@@ -12,6 +12,7 @@ pub mod probe;
 pub mod rig;
 mod route;
 pub mod scenario;
+pub mod strategies;
 pub mod topology;
 pub mod wait;
 
