@@ -17,6 +17,9 @@ pub fn run(
     inbox: &Inbox,
     mut addresses: Option<HostAddresses>,
 ) -> Result<(), EngineError> {
+    if let Some(addresses) = &mut addresses {
+        take_addresses(&mut engine, addresses.list().map(Some));
+    }
     loop {
         for message in std::iter::from_fn(|| inbox.next()).take(MESSAGES_AT_ONCE) {
             engine.take(message);
