@@ -49,7 +49,10 @@ impl Rights {
 }
 
 /// Refuses strangers.
-pub(super) fn authenticate<'a>(behaviour: &'a Behaviour, headers: &HeaderMap) -> Result<Option<&'a User>, Refusal> {
+pub(super) fn authenticate<'a>(
+    behaviour: &'a Behaviour,
+    headers: &HeaderMap,
+) -> Result<Option<&'a User>, Refusal> {
     if behaviour.users.is_empty() {
         return Ok(None);
     }

@@ -52,15 +52,7 @@ pub(super) struct Shape {
 
 /// The body that consists of pieces, with a fault.
 pub(super) fn body(pieces: Pieces, shape: Shape, fault: Option<Fault>, switch: Switch) -> AnswerBody {
-    let sending = Sending {
-        pieces,
-        shape,
-        fault,
-        switch,
-        waiting: VecDeque::new(),
-        sent: 0,
-        ending: None,
-    };
+    let sending = Sending { pieces, shape, fault, switch, waiting: VecDeque::new(), sent: 0, ending: None };
     let stream = stream::unfold(sending, |mut sending| async move {
         let bytes = sending.next().await?;
         Some((bytes.map(Frame::data), sending))

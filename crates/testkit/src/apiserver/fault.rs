@@ -135,7 +135,9 @@ impl fmt::Display for Fault {
             Fault::Silence(when) => write!(f, "silent {when}"),
             Fault::Delay(time) => write!(f, "late by {time:?}"),
             Fault::Status { code, retry_after: None } => write!(f, "status {code}"),
-            Fault::Status { code, retry_after: Some(seconds) } => write!(f, "status {code}, retry after {seconds} s"),
+            Fault::Status { code, retry_after: Some(seconds) } => {
+                write!(f, "status {code}, retry after {seconds} s")
+            }
             Fault::WebPage => f.write_str("a web page"),
             Fault::Behind => f.write_str("version too large"),
             Fault::Expired(GoneAs::Status) => f.write_str("410 as status"),
@@ -276,7 +278,11 @@ mod tests {
         assert_eq!(schedule.on_connection(), None);
         assert_eq!(schedule.on_request("/a", false), None);
         assert_eq!(schedule.on_request("/a", true), Some(Fault::WebPage));
-        assert_eq!(schedule.on_request("/a", true), Some(Fault::Drop(When::Answer)), "a new connection is needed");
+        assert_eq!(
+            schedule.on_request("/a", true),
+            Some(Fault::Drop(When::Answer)),
+            "a new connection is needed"
+        );
         assert_eq!(schedule.on_connection(), Some(Fault::Mute));
         assert_eq!(schedule.on_connection(), None);
         assert_eq!(schedule.on_request("/a", true), None);

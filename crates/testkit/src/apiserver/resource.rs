@@ -118,8 +118,7 @@ impl Target {
             [plural, name] | [plural, name, "status"] => (*plural, *name),
             _ => bail!("no resource at {path}"),
         };
-        let matches =
-            |resource: &Resource| (resource.group(), resource.name()) == (group, plural);
+        let matches = |resource: &Resource| (resource.group(), resource.name()) == (group, plural);
         match Resource::ALL.into_iter().find(matches) {
             Some(resource) if resource.is_namespaced() || namespace.is_empty() => {
                 Ok(Target { resource, namespace: namespace.to_owned(), name: name.to_owned() })
@@ -140,14 +139,15 @@ mod tests {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
         };
-        let parse = |path| Target::parse(path).unwrap();
+        let parse = |path: &str| Target::parse(path).unwrap();
         assert_eq!(parse("/api/v1/services"), target(Resource::Services, "", ""));
         assert_eq!(parse("/api/v1/namespaces/a/services/b"), target(Resource::Services, "a", "b"));
         assert_eq!(parse("/api/v1/nodes/n/status"), target(Resource::Nodes, "", "n"));
         for resource in Resource::ALL {
             assert_eq!(parse(&resource.path()), target(resource, "", ""));
         }
-        for wrong in ["/", "/api/v1", "/api/v2/services", "/apis/x/v1/services", "/api/v1/namespaces/a/nodes"] {
+        for wrong in ["/", "/api/v1", "/api/v2/services", "/apis/x/v1/services", "/api/v1/namespaces/a/nodes"]
+        {
             assert!(Target::parse(wrong).is_err(), "{wrong}");
         }
     }

@@ -39,7 +39,12 @@ struct FieldTerm {
 
 impl Selection {
     /// Reads both selectors; an unknown field is an error, as it is for a real server.
-    pub(super) fn parse(resource: Resource, namespace: &str, labels: &str, fields: &str) -> Result<Selection> {
+    pub(super) fn parse(
+        resource: Resource,
+        namespace: &str,
+        labels: &str,
+        fields: &str,
+    ) -> Result<Selection> {
         let labels = split(labels).into_iter().map(LabelTerm::parse).collect::<Result<_>>()?;
         let fields = split(fields).into_iter().map(FieldTerm::parse).collect::<Result<Vec<_>>>()?;
         for FieldTerm { path, .. } in &fields {
@@ -78,7 +83,8 @@ impl LabelTerm {
             return term(key, Test::Missing);
         }
         if let Some((head, values)) = text.split_once('(') {
-            let values = values.trim_end_matches(')').split(',').map(|value| value.trim().to_owned()).collect();
+            let values =
+                values.trim_end_matches(')').split(',').map(|value| value.trim().to_owned()).collect();
             return match head.split_whitespace().collect::<Vec<_>>().as_slice() {
                 [key, "in"] => term(key, Test::In(values)),
                 [key, "notin"] => term(key, Test::NotIn(values)),
@@ -141,21 +147,40 @@ mod tests {
 
     #[test]
     fn labels_select() {
-        for yes in ["", "tier", "empty", "!other", "tier=front", "tier==front", "tier!=back", "other!=x",
-            "tier in (back, front)", "tier notin (back,middle),!other", "other notin (a)"]
-        {
+        for yes in [
+            "",
+            "tier",
+            "empty",
+            "!other",
+            "tier=front",
+            "tier==front",
+            "tier!=back",
+            "other!=x",
+            "tier in (back, front)",
+            "tier notin (back,middle),!other",
+            "other notin (a)",
+        ] {
             assert!(matches(yes, ""), "{yes}");
         }
-        for no in ["!tier", "other", "!empty", "tier=back", "tier!=front", "tier in (back)", "tier notin (front)",
-            "tier,other"]
-        {
+        for no in [
+            "!tier",
+            "other",
+            "!empty",
+            "tier=back",
+            "tier!=front",
+            "tier in (back)",
+            "tier notin (front)",
+            "tier,other",
+        ] {
             assert!(!matches(no, ""), "{no}");
         }
     }
 
     #[test]
     fn fields_select() {
-        for yes in ["metadata.name=web", "spec.clusterIP!=None", "metadata.namespace=demo,spec.type=ClusterIP"] {
+        for yes in
+            ["metadata.name=web", "spec.clusterIP!=None", "metadata.namespace=demo,spec.type=ClusterIP"]
+        {
             assert!(matches("", yes), "{yes}");
         }
         assert!(!matches("", "metadata.name!=web"));

@@ -91,7 +91,8 @@ impl Refusal {
 
     pub(super) fn not_found(target: &Target) -> Refusal {
         let resource = target.resource;
-        let message = format!("{} \"{}\" not found", qualified(resource.name(), resource.group()), target.name);
+        let message =
+            format!("{} \"{}\" not found", qualified(resource.name(), resource.group()), target.name);
         Refusal::new(404, "NotFound", message)
     }
 
@@ -152,8 +153,11 @@ impl Refusal {
     fn json(&self) -> String {
         let mut details = String::new();
         if self.has_details() {
-            let causes: Vec<_> =
-                self.causes.iter().map(|cause| json!({"reason": cause.reason, "message": cause.message})).collect();
+            let causes: Vec<_> = self
+                .causes
+                .iter()
+                .map(|cause| json!({"reason": cause.reason, "message": cause.message}))
+                .collect();
             let content = json!({"causes": causes, "retryAfterSeconds": self.retry_after.unwrap_or(0)});
             details = format!(r#","details":{content}"#);
         }

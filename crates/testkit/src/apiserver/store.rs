@@ -52,7 +52,8 @@ pub(super) type Snapshot = BTreeMap<Key, Arc<Stored>>;
 
 impl Default for Store {
     fn default() -> Self {
-        let collections = Resource::ALL.into_iter().map(|resource| (resource, Collection::default())).collect();
+        let collections =
+            Resource::ALL.into_iter().map(|resource| (resource, Collection::default())).collect();
         Store {
             version: FIRST_VERSION,
             created: 0,
@@ -90,8 +91,7 @@ impl Store {
         }
         self.version += 1;
         let stored = Arc::new(Stored::new(object, self.version));
-        let change =
-            Change { version: self.version, object: stored.clone(), previous, deleted: false };
+        let change = Change { version: self.version, object: stored.clone(), previous, deleted: false };
         let collection = self.collections.entry(stored.resource()).or_default();
         collection.objects.insert(stored.key.clone(), stored.clone());
         collection.changes.push(change);
@@ -184,8 +184,12 @@ mod tests {
         assert_eq!(names(&then), ["api", "web"]);
         assert!(then[&web.key].metadata().labels.is_empty());
         assert_eq!(names(&store.at(Resource::Services, web.version).unwrap()), ["web"]);
-        let later: Vec<bool> =
-            store.after(Resource::Services, api.version).unwrap().iter().map(|change| change.deleted).collect();
+        let later: Vec<bool> = store
+            .after(Resource::Services, api.version)
+            .unwrap()
+            .iter()
+            .map(|change| change.deleted)
+            .collect();
         assert_eq!(later, [false, true]);
         assert!(store.apply(service("web").into()).metadata().uid != web.metadata().uid, "another one");
     }

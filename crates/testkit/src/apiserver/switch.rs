@@ -75,7 +75,11 @@ impl Drop for Switched {
 }
 
 impl AsyncRead for Switched {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         // Nobody wakes a frozen connection: it can only be dropped.
         if self.is_frozen() { Poll::Pending } else { Pin::new(&mut self.stream).poll_read(cx, buf) }
     }

@@ -46,13 +46,14 @@ fn open(bytes: &Bytes) -> (TypeMeta, Bytes) {
 
 #[test]
 fn lists_are_those_of_a_real_server() {
-    for name in ["services.list", "endpointslices.list", "endpointslices.page1", "nodes.list", "servicecidrs.list"] {
+    for name in
+        ["services.list", "endpointslices.list", "endpointslices.page1", "nodes.list", "servicecidrs.list"]
+    {
         let bytes = recorded(&format!("{name}.pb"));
         let (type_meta, raw) = open(&bytes);
         let list = List::decode(raw).unwrap();
         let kind = type_meta.kind.strip_suffix("List").unwrap();
-        let pieces =
-            protobuf_list(&type_meta.api_version, kind, &list.metadata.unwrap(), list.items.iter());
+        let pieces = protobuf_list(&type_meta.api_version, kind, &list.metadata.unwrap(), list.items.iter());
         assert_eq!(pieces.len(), list.items.len() + 2);
         assert_eq!(pieces.concat(), bytes, "{name}");
     }
@@ -92,7 +93,8 @@ fn json_lists_and_bookmarks_are_shaped_as_those_of_a_real_server() {
     let items = [Bytes::from_static(b"{\"a\":1}"), Bytes::from_static(b"{\"a\":2}")];
     let pieces = json_list(Resource::EndpointSlices, &meta, items.iter());
     let ours: serde_json::Value = serde_json::from_slice(&pieces.concat()).unwrap();
-    let mut theirs: serde_json::Value = serde_json::from_slice(&recorded("endpointslices.list.json")).unwrap();
+    let mut theirs: serde_json::Value =
+        serde_json::from_slice(&recorded("endpointslices.list.json")).unwrap();
     theirs["items"] = json!([{"a": 1}, {"a": 2}]);
     assert_eq!(ours, theirs);
 

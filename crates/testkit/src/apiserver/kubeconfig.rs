@@ -1,0 +1,23 @@
+//! The file with which clients find the server.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use data_encoding::BASE64;
+
+/// Writes `kubeconfig` into a folder.
+pub(super) fn write(folder: &Path, url: &str, authority: Option<&str>, user: &str) -> Result<PathBuf> {
+    let authority = authority.map_or_else(String::new, |pem| {
+        format!(", certificate-authority-data: {}", BASE64.encode(pem.as_bytes()))
+    });
+    let text = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: test\n\
+         clusters: [{{name: test, cluster: {{server: '{url}'{authority}}}}}]\n\
+         contexts: [{{name: test, context: {{cluster: test, user: test}}}}]\n\
+         users: [{{name: test, user: {{{user}}}}}]\n"
+    );
+    let file = folder.join("kubeconfig");
+    fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+    Ok(file)
+}
