@@ -17,7 +17,7 @@ mod wire;
 
 pub use client::Probe;
 pub use connection::{Connection, Exchanging};
-pub use load::{Load, Tally};
+pub use load::{Ended, Load, Tally};
 pub use outcome::{Answer, Outcome, Refusal};
 pub use server::{Behaviour, Servers};
 

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::connection::Connection;
 use super::dialogue::Dialogue;
-use super::load::{Load, Tally};
+use super::load::{Ended, Load, Tally};
 use super::outcome::Outcome;
 use super::socket::Source;
 use super::{Transport, load};
@@ -85,7 +85,18 @@ impl Probe {
 
     /// Probes at a steady rate in the background, whether or not earlier ones are answered.
     pub fn load(&self, transport: Transport, target: SocketAddr, per_second: u32) -> Result<Load> {
-        Load::start(self.clone(), transport, target, per_second)
+        self.load_telling(transport, target, per_second, |_| ())
+    }
+
+    /// The same; what became of each probe is told on the load's own thread.
+    pub fn load_telling(
+        &self,
+        transport: Transport,
+        target: SocketAddr,
+        per_second: u32,
+        listener: impl FnMut(&Ended) + Send + 'static,
+    ) -> Result<Load> {
+        Load::start(self.clone(), transport, target, per_second, Box::new(listener))
     }
 
     pub(super) fn start(&self, transport: Transport, target: SocketAddr) -> Result<Dialogue> {

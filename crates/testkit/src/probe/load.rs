@@ -82,6 +82,20 @@ impl fmt::Display for Tally {
     }
 }
 
+/// A probe that is over.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// When it was sent.
+    pub started: Instant,
+    /// When its outcome was known.
+    pub ended: Instant,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// What is told about every probe of a load, on the load's own thread.
+pub(super) type Listener = Box<dyn FnMut(&Ended) + Send>;
+
 /// Sends `count` probes, a limited number at a time.
 pub(super) fn volley(probe: &Probe, transport: Transport, target: SocketAddr, count: u32) -> Result<Tally> {
     let mut tally = Tally::default();
@@ -89,10 +103,10 @@ pub(super) fn volley(probe: &Probe, transport: Transport, target: SocketAddr, co
     let mut unsent = count;
     while unsent > 0 || !under_way.is_empty() {
         while unsent > 0 && under_way.len() < VOLLEY_WIDTH {
-            under_way.push(probe.start(transport, target)?);
+            under_way.push(Instant::now(), probe.start(transport, target)?);
             unsent -= 1;
         }
-        under_way.advance(|outcome| tally.count(&outcome))?;
+        under_way.advance(|ended| tally.count(&ended.outcome))?;
         under_way.wait(None)?;
     }
     Ok(tally)
@@ -112,14 +126,19 @@ impl Load {
         transport: Transport,
         target: SocketAddr,
         per_second: u32,
+        listener: Listener,
     ) -> Result<Load> {
         ensure!(per_second > 0, "a load needs at least one probe per second");
         let (tally, stop) = (Arc::<Mutex<Tally>>::default(), Arc::<AtomicBool>::default());
         let (counted, stopped) = (Arc::clone(&tally), Arc::clone(&stop));
         let namespace = probe.namespace().clone();
         let interval = Duration::from_secs(1) / per_second;
-        let thread =
-            namespace.spawn(move || steady(&probe, transport, target, interval, &counted, &stopped))?;
+        let mut listener = listener;
+        let tell = move |ended: Ended| {
+            lock(&counted).count(&ended.outcome);
+            listener(&ended);
+        };
+        let thread = namespace.spawn(move || steady(&probe, transport, target, interval, tell, &stopped))?;
         Ok(Load { tally, stop, thread: Some(thread) })
     }
 
@@ -161,7 +180,7 @@ fn steady(
     transport: Transport,
     target: SocketAddr,
     interval: Duration,
-    tally: &Mutex<Tally>,
+    mut tell: impl FnMut(Ended),
     stop: &AtomicBool,
 ) -> Result<()> {
     let mut under_way = UnderWay::default();
@@ -172,10 +191,10 @@ fn steady(
             return Ok(());
         }
         while !stopping && next <= Instant::now() {
-            under_way.push(probe.start(transport, target)?);
+            under_way.push(Instant::now(), probe.start(transport, target)?);
             next += interval;
         }
-        under_way.advance(|outcome| lock(tally).count(&outcome))?;
+        under_way.advance(&mut tell)?;
         under_way.wait((!stopping).then(|| next.min(Instant::now() + TICK)))?;
     }
 }
@@ -183,12 +202,12 @@ fn steady(
 /// Probes that are not over yet.
 #[derive(Default)]
 struct UnderWay {
-    dialogues: Vec<Dialogue>,
+    dialogues: Vec<(Instant, Dialogue)>,
 }
 
 impl UnderWay {
-    fn push(&mut self, dialogue: Dialogue) {
-        self.dialogues.push(dialogue);
+    fn push(&mut self, started: Instant, dialogue: Dialogue) {
+        self.dialogues.push((started, dialogue));
     }
 
     fn len(&self) -> usize {
@@ -199,14 +218,14 @@ impl UnderWay {
         self.dialogues.is_empty()
     }
 
-    /// Advances all and hands over the outcomes of those that ended.
-    fn advance(&mut self, mut ended: impl FnMut(Outcome)) -> Result<()> {
+    /// Advances all and hands over those that ended.
+    fn advance(&mut self, mut tell: impl FnMut(Ended)) -> Result<()> {
         let now = Instant::now();
         let mut index = 0;
-        while let Some(dialogue) = self.dialogues.get_mut(index) {
+        while let Some((started, dialogue)) = self.dialogues.get_mut(index) {
             match dialogue.advance(now)? {
                 Some(outcome) => {
-                    ended(outcome);
+                    tell(Ended { started: *started, ended: Instant::now(), outcome });
                     self.dialogues.swap_remove(index);
                 }
                 None => index += 1,
@@ -217,9 +236,9 @@ impl UnderWay {
 
     /// Waits until one can advance, or until `wake`.
     fn wait(&self, wake: Option<Instant>) -> Result<()> {
-        let deadline = self.dialogues.iter().map(Dialogue::deadline).chain(wake).min();
+        let deadline = self.dialogues.iter().map(|(_, dialogue)| dialogue.deadline()).chain(wake).min();
         let Some(deadline) = deadline else { return Ok(()) };
-        let mut sockets: Vec<_> = self.dialogues.iter().map(Dialogue::interest).collect();
+        let mut sockets: Vec<_> = self.dialogues.iter().map(|(_, dialogue)| dialogue.interest()).collect();
         dialogue::wait(&mut sockets, deadline)
     }
 }
