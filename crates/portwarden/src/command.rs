@@ -1,5 +1,6 @@
 //! The command line: parse, build, run, report. The exit status is chosen here.
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -11,9 +12,20 @@ use crate::config::{self, Notice, Settlement};
 use crate::flags::{self, Action, Flags, Invocation, Program};
 use crate::logging::{Logs, end_on_panic};
 
+/// Our one subcommand.
+const EXPLAIN: &str = "explain";
+
 /// Runs the program with the arguments after its name.
 pub fn main(called_as: &str, arguments: &[String]) -> ExitCode {
     let program = Program::from_path(called_as);
+    let (service, arguments) = match (program, arguments) {
+        (Program::Portwarden, [word, service, flags @ ..]) if word == EXPLAIN => (Some(service), flags),
+        (Program::Portwarden, [word]) if word == EXPLAIN => {
+            eprintln!("Error: which Service? portwarden explain [NAMESPACE/]NAME [flags]");
+            return ExitCode::FAILURE;
+        }
+        _ => (None, arguments),
+    };
     let parsed = match flags::parse(program, arguments) {
         Ok(parsed) => parsed,
         Err(error) => {
@@ -29,16 +41,41 @@ pub fn main(called_as: &str, arguments: &[String]) -> ExitCode {
     }
     match parsed.invocation {
         Invocation::Print(text) => {
-            println!("{text}");
+            say(&text);
+            say("\n");
             ExitCode::SUCCESS
         }
-        Invocation::Run(flags) => match carry_out(program, *flags) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                error!(err = format!("{error:#}"), "command failed");
-                ExitCode::FAILURE
-            }
+        Invocation::Run(flags) => match service {
+            Some(service) => explain(program, &flags, service),
+            None => match carry_out(program, *flags) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    error!(err = format!("{error:#}"), "command failed");
+                    ExitCode::FAILURE
+                }
+            },
         },
+    }
+}
+
+/// Prints to standard output; a reader that has gone away (`portwarden --help | head`) is no reason to complain.
+fn say(text: &str) {
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+fn explain(program: Program, flags: &Flags, service: &str) -> ExitCode {
+    let explained = config::load(program, flags, |path| std::fs::read(path))
+        .map_err(anyhow::Error::from)
+        .and_then(|loaded| crate::explain::explain(service, &loaded.settled, flags::reported_version(None)));
+    match explained {
+        Ok(text) => {
+            say(&text);
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("Error: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }
 

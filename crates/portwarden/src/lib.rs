@@ -10,6 +10,7 @@ pub mod command;
 pub mod config;
 pub mod engine;
 pub mod events;
+pub mod explain;
 pub mod flags;
 pub mod health;
 pub mod host;

@@ -103,3 +103,86 @@ fn folders(path: &Path) -> BTreeSet<PathBuf> {
     }
     folders
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    async fn changes(file: &mut ConfigFile) -> bool {
+        tokio::time::timeout(PATIENCE, file.changed()).await.is_ok()
+    }
+
+    fn text(path: &Path) -> &str {
+        path.to_str().expect("a plain path")
+    }
+
+    #[tokio::test]
+    async fn a_file_written_in_place_or_renamed_over_is_noticed_again_and_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("config.conf");
+        fs::write(&path, "1").expect("writes");
+        let mut file = ConfigFile::follow(Some(text(&path)));
+        for round in 0..3 {
+            fs::write(&path, format!("in place {round}")).expect("writes");
+            assert!(changes(&mut file).await);
+            let other = folder.path().join("other");
+            fs::write(&other, format!("renamed {round}")).expect("writes");
+            fs::rename(&other, &path).expect("renames");
+            assert!(changes(&mut file).await);
+        }
+        fs::remove_file(&path).expect("removes");
+        fs::write(&path, "back").expect("writes");
+        assert!(changes(&mut file).await);
+    }
+
+    /// As the kubelet does it: `config.conf` leads through `..data` to a folder with a time in its name.
+    #[tokio::test]
+    async fn a_config_map_is_followed_through_its_links() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let volume = folder.path();
+        let publish = |version: &str| {
+            fs::create_dir(volume.join(version)).expect("a folder");
+            fs::write(volume.join(version).join("config.conf"), version).expect("writes");
+            symlink(version, volume.join("..data_tmp")).expect("a link");
+            fs::rename(volume.join("..data_tmp"), volume.join("..data")).expect("renames");
+        };
+        publish("..2026_01");
+        symlink("..data/config.conf", volume.join("config.conf")).expect("a link");
+        let mut file = ConfigFile::follow(Some(text(&volume.join("config.conf"))));
+        for version in ["..2026_02", "..2026_03"] {
+            publish(version);
+            assert!(changes(&mut file).await, "{version}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_same_content_is_no_change() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("config.conf");
+        fs::write(&path, "same").expect("writes");
+        let mut file = ConfigFile::follow(Some(text(&path)));
+        fs::write(&path, "same").expect("writes");
+        fs::write(folder.path().join("neighbour"), "x").expect("writes");
+        assert!(futures::poll!(std::pin::pin!(file.changed())).is_pending());
+        fs::write(&path, "other").expect("writes");
+        assert!(changes(&mut file).await);
+        assert_eq!(file.content.as_deref(), Some(&b"other"[..]), "one change, not two");
+    }
+
+    #[test]
+    fn every_folder_on_the_way_is_watched() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (a, b) = (folder.path().join("a"), folder.path().join("b"));
+        fs::create_dir(&a).expect("a folder");
+        fs::create_dir(&b).expect("a folder");
+        symlink(&b, a.join("link")).expect("a link");
+        fs::write(b.join("file"), "").expect("writes");
+        let found = folders(&a.join("link/file"));
+        assert!(found.contains(&a) && found.contains(&a.join("link")), "{found:?}");
+    }
+}

@@ -46,7 +46,7 @@ pub use signals::{Signal, Signals};
 
 use config_file::ConfigFile;
 use servers::Servers;
-use source::RunningSource;
+pub(crate) use source::RunningSource;
 
 /// How long a sync that is under way may take when the process is to stop.
 const LAST_SYNC: Duration = Duration::from_secs(5);
@@ -111,7 +111,7 @@ impl App {
             published,
             clock: Box::new(Moment::now),
         })?;
-        let servers = Servers::start(&order, &health, &metrics, &logs)?;
+        let servers = Servers::start(&order, &health, &metrics, &logs).await?;
         let source =
             RunningSource::start(settled, &node, &order.version, &engine, &metrics.rest_client).await?;
         events.attach(source.recorder());

@@ -1,5 +1,7 @@
 //! A changed configuration, applied to the running process.
 
+use std::collections::BTreeSet;
+
 use anyhow::Context;
 use tracing::{error, info, warn};
 
@@ -68,23 +70,25 @@ impl App {
             set_oom_score(&settled);
         }
         self.servers.show(&settled);
-        let restarted = [
-            (
-                Part::HealthServer,
-                restarts.contains(&Part::HealthServer).then(|| self.servers.restart_health(&settled)),
-            ),
-            (
-                Part::MetricsServer,
-                restarts.contains(&Part::MetricsServer).then(|| self.servers.restart_status(&settled)),
-            ),
-        ];
-        for (part, result) in restarted {
-            if let Some(Err(error)) = result {
-                error!(?part, err = chain(&error), "A server has lost its address");
-            }
-        }
+        self.restart_servers(&settled, &restarts).await;
         self.order.settled = settled;
         Ok(())
+    }
+
+    /// Starts servers anew whose address changed. One that cannot have its address goes on trying: the process runs, and must not end now.
+    async fn restart_servers(&mut self, settled: &Settled, restarts: &BTreeSet<Part>) {
+        let mut patient = settled.clone();
+        patient.servers.hard_fail = false;
+        if restarts.contains(&Part::HealthServer)
+            && let Err(error) = self.servers.restart_health(&patient).await
+        {
+            error!(err = chain(&error), "Healthz server failed");
+        }
+        if restarts.contains(&Part::MetricsServer)
+            && let Err(error) = self.servers.restart_status(&patient).await
+        {
+            error!(err = chain(&error), "starting metrics server failed");
+        }
     }
 
     /// The dataplanes of another mode, or of the same one with other options.

@@ -23,7 +23,7 @@ pub(super) struct Servers {
 
 impl Servers {
     /// Starts both.
-    pub(super) fn start(
+    pub(super) async fn start(
         order: &Order,
         health: &SharedHealth,
         metrics: &Metrics,
@@ -38,8 +38,8 @@ impl Servers {
         let pages = Pages::new(identity, shown(&order.settled), metrics.clone(), logs.verbosity.clone());
         let mut servers =
             Servers { health: health.clone(), metrics: metrics.clone(), pages, healthz: None, status: None };
-        servers.restart_health(&order.settled)?;
-        servers.restart_status(&order.settled)?;
+        servers.restart_health(&order.settled).await?;
+        servers.restart_status(&order.settled).await?;
         Ok(servers)
     }
 
@@ -55,8 +55,10 @@ impl Servers {
     }
 
     /// Starts the health server anew, perhaps elsewhere, perhaps not at all. The old one ends first: both may want the same port.
-    pub(super) fn restart_health(&mut self, settled: &Settled) -> Result<(), BindError> {
-        self.healthz = None;
+    pub(super) async fn restart_health(&mut self, settled: &Settled) -> Result<(), BindError> {
+        if let Some(old) = self.healthz.take() {
+            old.stop().await;
+        }
         let Some(address) = settled.servers.healthz else { return Ok(()) };
         let handler = health::handler(self.health.clone(), self.metrics.health.clone());
         self.healthz = Some(self.server("healthz", address, settled.servers.hard_fail, handler)?);
@@ -64,8 +66,10 @@ impl Servers {
     }
 
     /// Starts the metrics server anew.
-    pub(super) fn restart_status(&mut self, settled: &Settled) -> Result<(), BindError> {
-        self.status = None;
+    pub(super) async fn restart_status(&mut self, settled: &Settled) -> Result<(), BindError> {
+        if let Some(old) = self.status.take() {
+            old.stop().await;
+        }
         let address = settled.servers.metrics;
         self.status =
             Some(self.server("metrics", address, settled.servers.hard_fail, self.pages.handler())?);

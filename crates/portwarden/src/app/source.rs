@@ -21,14 +21,14 @@ const EVENTS_IN_FLIGHT: u32 = 16 * 1024;
 const CONTROLLER: &str = "kube-proxy";
 
 /// A source that runs; it ends with this value.
-pub(super) struct RunningSource {
+pub(crate) struct RunningSource {
     tasks: JoinSet<()>,
     recorder: Option<EventRecorder>,
 }
 
 impl RunningSource {
     /// Starts the source that the configuration names.
-    pub(super) async fn start(
+    pub(crate) async fn start(
         settled: &Settled,
         node: &str,
         version: &str,

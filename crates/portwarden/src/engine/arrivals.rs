@@ -23,8 +23,12 @@ impl NodeWait {
     pub const FOR_API_SERVER: NodeWait =
         NodeWait { addresses: Duration::from_secs(30), pod_cidrs: Some(Duration::from_secs(300)) };
 
-    /// A folder of manifests is complete from the start.
+    /// A folder of manifests is complete from the start, and need not have a Node.
     pub const NONE: NodeWait = NodeWait { addresses: Duration::ZERO, pod_cidrs: None };
+
+    fn is_none(self) -> bool {
+        self == NodeWait::NONE
+    }
 }
 
 /// Whether the first sync may happen.
@@ -97,6 +101,11 @@ impl Arrivals {
         touched
     }
 
+    /// Whether load balancers may send new traffic here.
+    pub(super) fn is_node_eligible(&self, cluster: &Cluster) -> bool {
+        cluster.is_node_eligible() || (self.wait.is_none() && cluster.node().is_none())
+    }
+
     /// Everything that came in so far was worked out.
     pub(super) fn resolved(&mut self) {
         self.services_pending = 0;
@@ -127,9 +136,10 @@ impl Arrivals {
         }
         self.ready = true;
         match node {
+            None if self.wait.is_none() => info!("No Node is known; this host's own addresses have to do"),
             None => error!("Timed out waiting for node to exist"),
             Some(node) if node.ips.is_empty() => {
-                error!(node = %node.name, "Timed out waiting for node to be assigned IPs")
+                error!(node = %node.name, "Timed out waiting for node to be assigned IPs");
             }
             Some(node) => info!(NodeIPs = ?node.ips, "Successfully retrieved NodeIPs"),
         }

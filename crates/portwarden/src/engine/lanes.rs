@@ -63,7 +63,7 @@ impl Lanes {
     }
 
     /// Adds what the model worked out.
-    pub(super) fn add(&mut self, changes: PerFamily<Changes>) {
+    pub(super) fn add(&mut self, changes: &PerFamily<Changes>) {
         for lane in self.all_mut() {
             lane.add(changes[lane.family()].clone());
         }

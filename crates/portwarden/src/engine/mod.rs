@@ -214,7 +214,7 @@ impl Engine {
     pub fn apply(&mut self, events: Vec<Event>) {
         let now = (self.clock)();
         let touched = self.arrivals.apply(&mut self.cluster, events, &self.lanes.families());
-        self.health.set_node_eligible(self.cluster.is_node_eligible());
+        self.health.set_node_eligible(self.arrivals.is_node_eligible(&self.cluster));
         for family in self.lanes.families() {
             if touched.node || (touched.objects && self.cluster.pending(family) > 0) {
                 self.request(family, now);
@@ -297,7 +297,7 @@ impl Engine {
     fn sync(&mut self) {
         let changes = self.cluster.resolve();
         self.arrivals.resolved();
-        self.lanes.add(changes);
+        self.lanes.add(&changes);
         let mut outcomes = Vec::new();
         self.lanes.sync(&self.cluster, self.clock.as_ref(), |mode, family, outcome| {
             outcomes.push((mode, family, outcome));

@@ -51,7 +51,7 @@ struct Open {
     port: u16,
     addresses: Vec<SocketAddr>,
     local_endpoints: Arc<AtomicUsize>,
-    _servers: JoinSet<()>,
+    servers: JoinSet<()>,
 }
 
 impl ServicePorts {
@@ -64,7 +64,7 @@ impl ServicePorts {
     pub async fn follow(mut self, mut wanted: watch::Receiver<PerFamily<HealthCheckPorts>>) {
         loop {
             let present = wanted.borrow_and_update().clone();
-            self.reconcile(&present);
+            self.reconcile(&present).await;
             let retry = !self.failed.is_empty();
             tokio::select! {
                 changed = wanted.changed() => {
@@ -77,19 +77,20 @@ impl ServicePorts {
         }
     }
 
-    /// Closes what is no longer wanted, opens what is new, and updates the numbers. Must run inside a runtime.
-    pub fn reconcile(&mut self, wanted: &PerFamily<HealthCheckPorts>) {
-        self.open.retain(|(family, service), open| {
+    /// Closes what is no longer wanted, opens what is new, and updates the numbers.
+    pub async fn reconcile(&mut self, wanted: &PerFamily<HealthCheckPorts>) {
+        let closing = self.open.extract_if(.., |(family, service), open| {
             let family_wants = &wanted[*family];
-            let keep = family_wants.ports.get(service).is_some_and(|check| {
-                open.port == check.port.get()
-                    && open.addresses == addresses(*family, &family_wants.addresses, *check)
-            });
-            if !keep {
-                debug!(%service, port = open.port, "Closing healthcheck");
-            }
-            keep
+            family_wants.ports.get(service).is_none_or(|check| {
+                open.port != check.port.get()
+                    || open.addresses != addresses(*family, &family_wants.addresses, *check)
+            })
         });
+        for ((_, service), mut open) in closing.collect::<Vec<_>>() {
+            debug!(%service, port = open.port, "Closing healthcheck");
+            // Waited for, since the same port may be opened again below.
+            open.servers.shutdown().await;
+        }
         self.failed.retain(|(family, service), _| wanted[*family].ports.contains_key(service));
         for (family, family_wants) in wanted.iter() {
             for (service, check) in &family_wants.ports {
@@ -125,7 +126,7 @@ impl ServicePorts {
                     });
                 }
                 let port = check.port.get();
-                self.open.insert(key, Open { port, addresses, local_endpoints, _servers: servers });
+                self.open.insert(key, Open { port, addresses, local_endpoints, servers });
             }
             Err(error) => self.tell(key, check.port.get(), &error),
         }
@@ -170,11 +171,129 @@ fn answer(service: &NamespacedName, count: usize, healthy: bool) -> Answer {
     let status = if count > 0 && healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let (namespace, name) = (Value::from(service.namespace()), Value::from(service.name()));
     let body = format!(
-        "{{\n\t\"service\": {{\n\t\t\"namespace\": {namespace},\n\t\t\"name\": {name}\n\t}},\n\t\"localEndpoints\": {count},\n\t\"serviceSharedHealthy\": {healthy}\n}}"
+        "{{\n\t\"service\": {{\n\t\t\"namespace\": {namespace},\n\t\t\"name\": {name}\n\t}},\n\t\"localEndpoints\": {count},\n\t\"serviceProxyHealthy\": {healthy}\n}}"
     );
     with_header(
         json(status, body),
         HeaderName::from_static("x-load-balancing-endpoint-weight"),
         HeaderValue::from(count),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU16;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    fn free_port() -> u16 {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("binds");
+        listener.local_addr().expect("bound").port()
+    }
+
+    fn ports(started: bool) -> (ServicePorts, SharedHealth) {
+        let health = SharedHealth::new(Duration::from_secs(30));
+        if started {
+            health.updated(Family::V4, Instant::now());
+        }
+        let context = ServicePortsContext {
+            health: health.clone(),
+            events: Events::new("node-a"),
+            node: "node-a".to_owned(),
+            turned_away: IntCounter::new("turned_away", "for this test").expect("a counter"),
+        };
+        (ServicePorts::new(context), health)
+    }
+
+    fn web() -> NamespacedName {
+        NamespacedName::new("demo", "web")
+    }
+
+    fn wanted(port: u16, local_endpoints: usize, addresses: &[&str]) -> PerFamily<HealthCheckPorts> {
+        let port = NonZeroU16::new(port).expect("a port");
+        let addresses = match addresses {
+            [] => NodePortAddresses::All,
+            some => NodePortAddresses::Only(some.iter().map(|ip| ip.parse().expect("an address")).collect()),
+        };
+        let ports = [(web(), HealthCheck { port, local_endpoints })].into();
+        PerFamily { v4: HealthCheckPorts { addresses, ports }, v6: HealthCheckPorts::default() }
+    }
+
+    async fn ask(port: u16) -> Option<String> {
+        let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.ok()?;
+        stream.write_all(b"POST /any/path HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.ok()?;
+        Some(answer)
+    }
+
+    #[tokio::test]
+    async fn answers_are_those_of_the_reference() {
+        let (mut ports, health) = ports(true);
+        let port = free_port();
+        ports.reconcile(&wanted(port, 2, &[])).await;
+        let answer = ask(port).await.expect("answers");
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        assert!(answer.contains("content-type: application/json\r\n"));
+        assert!(answer.contains("x-content-type-options: nosniff\r\n"));
+        assert!(answer.contains("x-load-balancing-endpoint-weight: 2\r\n"));
+        let body = "{\n\t\"service\": {\n\t\t\"namespace\": \"demo\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}";
+        assert!(answer.ends_with(body), "{answer}");
+        ports.reconcile(&wanted(port, 0, &[])).await;
+        assert!(ask(port).await.expect("answers").starts_with("HTTP/1.1 503"), "no local endpoint");
+        ports.reconcile(&wanted(port, 1, &[])).await;
+        health.queued(Family::V4, Instant::now() - Duration::from_secs(61));
+        let late = ask(port).await.expect("answers");
+        assert!(
+            late.starts_with("HTTP/1.1 503") && late.contains("\"serviceProxyHealthy\": false"),
+            "{late}"
+        );
+    }
+
+    #[tokio::test]
+    async fn node_eligibility_does_not_count() {
+        let (mut ports, health) = ports(true);
+        health.set_node_eligible(false);
+        let port = free_port();
+        ports.reconcile(&wanted(port, 1, &[])).await;
+        assert!(ask(port).await.expect("answers").starts_with("HTTP/1.1 200"));
+    }
+
+    #[tokio::test]
+    async fn ports_follow_the_services_and_their_addresses() {
+        let (mut ports, _) = ports(true);
+        let (first, second) = (free_port(), free_port());
+        ports.reconcile(&wanted(first, 1, &["127.0.0.1", "127.0.0.2"])).await;
+        assert_eq!(ports.bound(Family::V4, &web()).len(), 2);
+        ports.reconcile(&wanted(second, 1, &["127.0.0.1"])).await;
+        assert!(ask(second).await.is_some());
+        assert!(ask(first).await.is_none(), "the old port is closed");
+        ports.reconcile(&wanted(second, 1, &[])).await;
+        assert_eq!(
+            ports.bound(Family::V4, &web()),
+            [format!("0.0.0.0:{second}").parse().expect("an address")]
+        );
+        ports.reconcile(&PerFamily::default()).await;
+        assert!(ask(second).await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_taken_port_is_tried_again_and_harms_no_other() {
+        let (mut ports, _) = ports(true);
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("binds");
+        let port = taken.local_addr().expect("bound").port();
+        let mut both = wanted(port, 1, &["127.0.0.1"]);
+        let other = free_port();
+        let check = HealthCheck { port: NonZeroU16::new(other).expect("a port"), local_endpoints: 1 };
+        both.v4.ports.insert(NamespacedName::new("demo", "other"), check);
+        ports.reconcile(&both).await;
+        assert!(ask(other).await.is_some());
+        assert_eq!(ports.failed.len(), 1);
+        drop(taken);
+        ports.reconcile(&both).await;
+        assert!(ask(port).await.expect("answers").starts_with("HTTP/1.1 200"));
+        assert!(ports.failed.is_empty());
+    }
 }

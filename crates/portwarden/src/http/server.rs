@@ -65,6 +65,12 @@ impl Server {
         Ok(Server { bound, task: tokio::spawn(keep_serving(plan, listener)) })
     }
 
+    /// Closes the listener and all connections; its address is free afterwards.
+    pub async fn stop(mut self) {
+        self.task.abort();
+        let _ = (&mut self.task).await;
+    }
+
     /// Where it listens, if it does already.
     pub fn bound(&self) -> Option<SocketAddr> {
         self.bound

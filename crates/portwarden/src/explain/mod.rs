@@ -1,0 +1,89 @@
+//! `portwarden explain SERVICE`: why a packet to a Service goes where it goes on this node.
+//!
+//! The objects come from the same source as the running proxy's, go through the same model, and nothing is written to the kernel.
+
+mod text;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use portwarden_model::{Cluster, Family, Kind, NamespacedName};
+use portwarden_source::Update;
+
+use crate::app::RunningSource;
+use crate::config::Settled;
+use crate::engine::{self, Inbox, Message, Moment};
+use crate::host::{self, HostAddresses};
+use crate::metrics::Metrics;
+
+/// How long the source may take to tell everything.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Explains one Service, given as `NAME` or `NAMESPACE/NAME`.
+pub fn explain(service: &str, settled: &Settled, version: &str) -> anyhow::Result<String> {
+    let (namespace, name) = service.split_once('/').unwrap_or(("default", service));
+    let service = NamespacedName::new(namespace, name);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime for the source of objects")?;
+    let cluster = runtime.block_on(gather(settled, version))?;
+    runtime.shutdown_background();
+    let found: Vec<String> = Family::BOTH
+        .into_iter()
+        .filter_map(|family| Some(text::explanation(&service, family, &cluster.explain(&service, family)?)))
+        .collect();
+    if found.is_empty() {
+        bail!("{}", text::unknown(&service, cluster.service_names()));
+    }
+    Ok(found.join("\n"))
+}
+
+/// Everything that the source tells, until all kinds of objects are there.
+async fn gather(settled: &Settled, version: &str) -> anyhow::Result<Cluster> {
+    let node = host::node_name(settled.hostname_override.as_deref())?;
+    let mut cluster = Cluster::new(settled.model_settings(&node, Moment::now().wall));
+    cluster.apply(HostAddresses::open().and_then(|mut addresses| addresses.list())?);
+    let metrics = Metrics::new(&crate::version::build_info(version))?;
+    let (handle, inbox) = engine::inbox().context("cannot make an inbox")?;
+    let _source = RunningSource::start(settled, &node, version, &handle, &metrics.rest_client).await?;
+    let deadline = Instant::now() + PATIENCE;
+    let mut trouble = String::new();
+    while !is_complete(&cluster) {
+        if Instant::now() > deadline {
+            bail!("the source did not tell all objects within {PATIENCE:?}{trouble}");
+        }
+        take(&inbox, &mut cluster, &mut trouble);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    cluster.resolve();
+    Ok(cluster)
+}
+
+/// ServiceCIDRs are not waited for: they decide about no Service, and old clusters do not have them.
+fn is_complete(cluster: &Cluster) -> bool {
+    cluster.is_synced() && cluster.is_listed(Kind::Node)
+}
+
+fn take(inbox: &Inbox, cluster: &mut Cluster, trouble: &mut String) {
+    while let Some(message) = inbox.next() {
+        match message {
+            Message::Update(Update::Events(batch)) => {
+                for event in batch.into_events() {
+                    cluster.apply(event);
+                }
+            }
+            Message::Update(Update::Problems(problems)) => {
+                for problem in problems {
+                    eprintln!("{problem}");
+                }
+            }
+            Message::Update(Update::Status(status)) => {
+                if let portwarden_source::Health::Failing(why) = status.health {
+                    *trouble = format!("; {}: {why}", status.part);
+                }
+            }
+            Message::Reconfigure(_) | Message::Look(_) | Message::Stop => {}
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! The program as an operator sees it: start, stop, reload, repair, clean-up, with real traffic.
+
+mod support;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+use portwarden_testkit::Transport;
+use support::{HEALTH, METRICS, Rig, cluster_cidr, node, service, slice};
+
+const V4: &str = "10.96.0.10";
+const V6: &str = "fd00:10:96::10";
+
+fn web(v4: bool) -> SocketAddr {
+    SocketAddr::new(if v4 { V4 } else { V6 }.parse().expect("an address"), 80)
+}
+
+/// `demo/web` with one endpoint in a pod of this node and one elsewhere, for both families.
+fn objects(rig: &Rig) -> Vec<String> {
+    let (near, far) = (rig.topology.pod(0), rig.topology.remote_pod(0));
+    vec![
+        node(),
+        service("web", V4, V6, "TCP", ""),
+        slice("web", "TCP", &[(near.ip().v4.into(), "node-a"), (far.ip().v4.into(), "node-b")], 8080),
+        slice("web", "TCP", &[(near.ip().v6.into(), "node-a"), (far.ip().v6.into(), "node-b")], 8080),
+    ]
+}
+
+/// A node whose Service has endpoints that answer, and no program yet.
+fn rig() -> Result<Rig> {
+    let rig = Rig::new()?;
+    for host in [rig.topology.pod(0), rig.topology.remote_pod(0)] {
+        host.serve(Transport::Tcp, 8080)?;
+    }
+    rig.objects(&objects(&rig))?;
+    Ok(rig)
+}
+
+fn started(mode: &str) -> Result<Rig> {
+    let mut rig = rig()?;
+    rig.start_mode(mode)?;
+    rig.wait_for_service(web(true))?;
+    rig.wait_for_service(web(false))?;
+    Ok(rig)
+}
+
+/// Whether the kernel has rules of ours or kube-proxy's.
+fn has_rules(rig: &Rig, mode: &str) -> Result<bool> {
+    Ok(match mode {
+        "nftables" => rig.node().command("nft").args(["list", "tables"]).run()?.contains("kube-proxy"),
+        _ => rig.node().command("iptables-save").run()?.contains("KUBE-SERVICES"),
+    })
+}
+
+fn runs_stops_and_cleans_up(mode: &str) -> Result<()> {
+    let mut rig = started(mode)?;
+    let (status, body) = rig.get(HEALTH, "/healthz")?;
+    ensure!(status == 200 && body.contains("\"nodeEligible\":true"), "{status} {body}");
+    ensure!(rig.get(METRICS, "/proxyMode")? == (200, mode.to_owned()));
+    ensure!(rig.stop()?.success(), "a stop that was asked for is a success");
+    ensure!(has_rules(&rig, mode)?, "rules stay when the process goes");
+    ensure!(rig.node().tcp(web(true))?.is_answered(), "and so does traffic");
+    rig.node().command(env!("CARGO_BIN_EXE_portwarden")).arg("--cleanup").run()?;
+    ensure!(!has_rules(&rig, mode)?, "until they are cleaned up");
+    Ok(())
+}
+
+#[test]
+fn runs_stops_and_cleans_up_with_nftables() -> Result<()> {
+    runs_stops_and_cleans_up("nftables")
+}
+
+#[test]
+fn runs_stops_and_cleans_up_with_iptables() -> Result<()> {
+    runs_stops_and_cleans_up("iptables")
+}
+
+#[test]
+fn an_interrupt_stops_it_too() -> Result<()> {
+    let mut rig = started("nftables")?;
+    rig.signal(Signal::SIGINT)?;
+    rig.wait_for_log("Stopping; the rules stay in place")?;
+    ensure!(rig.stop().is_err() || !rig.is_running());
+    Ok(())
+}
+
+#[test]
+fn changed_manifests_reach_the_kernel() -> Result<()> {
+    let rig = started("nftables")?;
+    let pod = rig.topology.pod(1);
+    pod.serve(Transport::Tcp, 8080)?;
+    let mut objects = objects(&rig);
+    objects[2] = slice("web", "TCP", &[(pod.ip().v4.into(), "node-a")], 8080);
+    rig.objects(&objects)?;
+    rig.wait_until("only the new pod to answer", || {
+        Ok((0..8).all(|_| rig.node().tcp(web(true)).is_ok_and(|outcome| outcome.host() == Some(pod.name()))))
+    })
+}
+
+#[test]
+fn what_others_remove_is_put_back() -> Result<()> {
+    let rig = started("nftables")?;
+    rig.node().command("nft").args(["delete", "table", "ip", "kube-proxy"]).run()?;
+    rig.wait_for_service(web(true))?;
+    rig.node().command("nft").args(["flush", "ruleset"]).run()?;
+    rig.wait_for_service(web(true))?;
+    rig.wait_for_service(web(false))?;
+    ensure!(rig.metric("portwarden_tampering_total{ip_family=\"IPv4\"}")? >= 2.0);
+    Ok(())
+}
+
+#[test]
+fn a_restart_loses_no_connection() -> Result<()> {
+    for mode in ["nftables", "iptables"] {
+        let mut rig = started(mode)?;
+        let (mut open, first) = rig.topology.outside().probe().open(Transport::Tcp, web(true))?;
+        let host = first.host().context("an answer")?.to_owned();
+        let load = rig.topology.outside().probe().load(Transport::Tcp, web(true), 200)?;
+        for round in 0..3 {
+            if round == 1 {
+                rig.kill();
+            } else {
+                ensure!(rig.stop()?.success());
+            }
+            rig.start_mode(mode)?;
+            rig.wait_until("the new process to be in force", || {
+                Ok(rig.metric("kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv6\"}")? > 0.0)
+            })?;
+            ensure!(open.exchange()?.host() == Some(host.as_str()), "the open connection goes on");
+        }
+        let tally = load.stop()?;
+        ensure!(tally.failed() == 0 && tally.answered() > 0, "{mode}: {tally}");
+    }
+    Ok(())
+}
+
+fn config(mode: &str, extra: &str) -> String {
+    format!(
+        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: {mode}\nclusterCIDR: \"{}\"\nconntrack: {{maxPerCore: 0}}\n{extra}",
+        cluster_cidr()
+    )
+}
+
+fn started_with_config(mode: &str) -> Result<Rig> {
+    let mut rig = rig()?;
+    rig.write("config.yaml", &config(mode, ""))?;
+    let path = rig.path("config.yaml");
+    rig.start(&["--config", path.to_str().context("a plain path")?])?;
+    rig.wait_for_service(web(true))?;
+    Ok(rig)
+}
+
+#[test]
+fn another_mode_takes_over_without_a_lost_connection() -> Result<()> {
+    let mut rig = started_with_config("iptables")?;
+    let load = rig.topology.outside().probe().load(Transport::Tcp, web(true), 200)?;
+    for mode in ["nftables", "iptables", "nftables"] {
+        let other = if mode == "nftables" { "iptables" } else { "nftables" };
+        rig.write("config.yaml", &config(mode, ""))?;
+        rig.wait_until(&format!("{mode} to be in force and {other} gone"), || {
+            let shown = rig.get(METRICS, "/proxyMode")?.1 == mode;
+            Ok(shown && has_rules(&rig, mode)? && !has_rules(&rig, other)?)
+        })?;
+        rig.wait_for_service(web(false))?;
+    }
+    let tally = load.stop()?;
+    ensure!(tally.failed() == 0 && tally.answered() > 0, "{tally}");
+    ensure!(rig.is_running());
+    Ok(())
+}
+
+#[test]
+fn a_bad_configuration_is_told_and_the_old_one_stays() -> Result<()> {
+    let mut rig = started_with_config("nftables")?;
+    let before = rig.get(METRICS, "/configz")?;
+    for bad in ["mode: nftables: broken", &config("sideways", ""), &config("nftables", "bindAddress: here\n")]
+    {
+        let rejected = rig.metric("portwarden_config_reloads_total{result=\"rejected\"}").unwrap_or(0.0);
+        rig.write("config.yaml", bad)?;
+        rig.wait_until("the rejection", || {
+            Ok(rig.metric("portwarden_config_reloads_total{result=\"rejected\"}")? > rejected)
+        })?;
+        ensure!(rig.get(METRICS, "/configz")? == before, "{bad}");
+    }
+    ensure!(rig.log().contains("must be iptables, ipvs, nftables or blank"));
+    ensure!(rig.is_running() && rig.node().tcp(web(true))?.is_answered());
+    rig.write("config.yaml", &config("nftables", "configSyncPeriod: 10m\n"))?;
+    rig.wait_until("a good one to be taken", || {
+        Ok(rig.get(METRICS, "/configz")?.1.contains("\"configSyncPeriod\":\"10m0s\""))
+    })
+}
+
+#[test]
+fn live_settings_change_rules_servers_and_logs() -> Result<()> {
+    let rig = started_with_config("nftables")?;
+    rig.write(
+        "config.yaml",
+        &config("nftables", "metricsBindAddress: 127.0.0.1:11249\nhealthzBindAddress: 127.0.0.1:11256\nlogging: {verbosity: 4}\nenableProfiling: true\nnftables: {masqueradeAll: true}\n"),
+    )?;
+    rig.wait_until("the servers to move", || {
+        Ok(rig.get(11249, "/proxyMode")?.0 == 200 && rig.get(11256, "/livez")?.0 == 200)
+    })?;
+    ensure!(
+        rig.get(METRICS, "/proxyMode").is_err() && rig.get(HEALTH, "/livez").is_err(),
+        "the old ports are free"
+    );
+    ensure!(rig.get(11249, "/debug/flags")?.1.contains("v: 4"));
+    let pod = rig.topology.pod(1);
+    rig.wait_until("everybody to be masqueraded", || {
+        let outcome = pod.tcp(web(true))?;
+        Ok(outcome.source().is_some_and(|source| source != std::net::IpAddr::from(pod.ip().v4)))
+    })
+}
+
+#[test]
+fn sighup_reads_the_configuration_again() -> Result<()> {
+    let mut rig = started("nftables")?;
+    rig.signal(Signal::SIGHUP)?;
+    rig.wait_for_log("The configuration was read again")?;
+    ensure!(rig.is_running());
+    Ok(())
+}
+
+/// As the first process of a container, nobody else's default would end it.
+#[test]
+fn as_process_1_it_still_hears_sigterm() -> Result<()> {
+    let rig = rig()?;
+    let log = std::fs::File::create(rig.path("log"))?;
+    let process = rig
+        .node()
+        .command("unshare")
+        .args(["--pid", "--fork", "--mount-proc", "--kill-child=SIGKILL"])
+        .arg(env!("CARGO_BIN_EXE_portwarden"))
+        .arg(format!("--manifests={}", rig.path("manifests").display()))
+        .args(["--hostname-override=node-a", "--proxy-mode=nftables", "--conntrack-max-per-core=0"])
+        .spawn_logging(log)?;
+    rig.wait_for_service(web(true))?;
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", process.id()))?;
+    let child: i32 = children.trim().parse().context("the one child of unshare")?;
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(child), Signal::SIGTERM)?;
+    rig.wait_for_log("Stopping; the rules stay in place")?;
+    rig.wait_until("the process to end", || Ok(!std::path::Path::new(&format!("/proc/{child}")).exists()))
+}
+
+#[test]
+fn wrong_command_lines_and_configurations_end_with_status_1() -> Result<()> {
+    let rig = Rig::new()?;
+    let program = env!("CARGO_BIN_EXE_portwarden");
+    let run = |arguments: &[&str]| {
+        let output = std::process::Command::new(program).args(arguments).output()?;
+        Ok::<_, anyhow::Error>((
+            output.status.code(),
+            String::from_utf8_lossy(&output.stdout).into_owned(),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        ))
+    };
+    let (code, _, errors) = run(&["--no-such-flag"])?;
+    ensure!(code == Some(1) && errors.contains("Error: unknown flag: --no-such-flag"), "{errors}");
+    let (code, _, errors) = run(&["--proxy-mode=sideways", "--metrics-bind-address=1.2.3.4:0"])?;
+    ensure!(
+        code == Some(1) && errors.contains("command failed") && errors.contains("failed validate: ["),
+        "{errors}"
+    );
+    let (code, out, _) = run(&["--version"])?;
+    ensure!(code == Some(0) && out.starts_with("Kubernetes v1.37."), "{out}");
+    let path = rig.path("written.yaml");
+    let (code, _, errors) = run(&["--write-config-to", path.to_str().context("a plain path")?, "--cleanup"])?;
+    ensure!(code == Some(0) && errors.contains("Wrote configuration"), "{errors}");
+    support::exists(&path)
+}
+
+#[test]
+fn init_only_prepares_and_ends() -> Result<()> {
+    let rig = Rig::new()?;
+    let program = env!("CARGO_BIN_EXE_portwarden");
+    for mode in ["nftables", "iptables"] {
+        let arguments = ["--init-only", "--conntrack-max-per-core=0", "--proxy-mode", mode];
+        rig.node().command(program).args(arguments).run()?;
+        ensure!(!has_rules(&rig, mode)?, "nothing is proxied yet");
+    }
+    Ok(())
+}
+
+#[test]
+fn clean_up_takes_everything_of_every_mode_and_leaves_what_is_not_ours() -> Result<()> {
+    let mut rig = started("iptables")?;
+    ensure!(rig.stop()?.success());
+    let nft = "table ip kube-proxy { }\ntable ip6 kube-proxy { }\ntable ip other { }\n";
+    rig.node().command("nft").args(["-f", "-"]).input(nft).run()?;
+    rig.node().command("iptables").args(["-t", "nat", "-N", "MINE"]).run()?;
+    rig.node().command(env!("CARGO_BIN_EXE_portwarden")).arg("--cleanup").run()?;
+    let tables = rig.node().command("nft").args(["list", "tables"]).run()?;
+    ensure!(!tables.contains("kube-proxy") && tables.contains("table ip other"), "{tables}");
+    let saved = rig.node().command("iptables-save").run()?;
+    ensure!(!saved.contains("KUBE-SERVICES") && saved.contains(":MINE"), "{saved}");
+    Ok(())
+}
+
+#[test]
+fn a_setting_that_cannot_be_made_is_told_and_ends_the_process_only_on_request() -> Result<()> {
+    let mut rig = rig()?;
+    // In this namespace the number of flows cannot be set.
+    let mode = ["--proxy-mode=nftables", "--conntrack-max-per-core=32768"];
+    rig.start(&mode)?;
+    rig.wait_for_service(web(true))?;
+    ensure!(rig.log().contains("cannot set nf_conntrack_max to"), "{}", rig.log());
+    rig.kill();
+    let program = rig.node().command(env!("CARGO_BIN_EXE_portwarden")).args(mode);
+    let manifests = format!("--manifests={}", rig.path("manifests").display());
+    let error = program.args([manifests.as_str(), "--sysctl-hard-fail"]).run().err().context("it ends")?;
+    ensure!(format!("{error:#}").contains("could not set conntrack parameters"), "{error:#}");
+    Ok(())
+}
+
+#[test]
+fn node_ports_follow_the_hosts_addresses() -> Result<()> {
+    let mut rig = rig()?;
+    let mut objects = objects(&rig);
+    objects[1] = service("web", V4, V6, "TCP", "  type: NodePort\n");
+    rig.objects(&objects)?;
+    let cidr = cluster_cidr();
+    rig.start(&["--proxy-mode=nftables", "--cluster-cidr", &cidr, "--nodeport-addresses=192.168.77.0/24"])?;
+    rig.wait_for_service(web(true))?;
+    let late = SocketAddr::new("192.168.77.7".parse()?, 30080);
+    rig.node().command("ip").args(["address", "add", "192.168.77.7/32", "dev", "lo"]).run()?;
+    rig.wait_until("the new address to have node ports", || {
+        Ok(rig.topology.pod(1).probe().patience(Duration::from_millis(300)).tcp(late)?.is_answered())
+    })
+}
+
+#[test]
+fn a_health_check_port_answers_on_the_node() -> Result<()> {
+    let mut rig = rig()?;
+    let mut objects = objects(&rig);
+    objects[1] = service(
+        "web",
+        V4,
+        V6,
+        "TCP",
+        "  type: LoadBalancer\n  externalTrafficPolicy: Local\n  healthCheckNodePort: 31000\n",
+    );
+    rig.objects(&objects)?;
+    rig.start(&["--proxy-mode=nftables", "--nodeport-addresses=all"])?;
+    rig.wait_until("the port to be open", || Ok(rig.get(31000, "/")?.0 == 200))?;
+    let (_, body) = rig.get(31000, "/any")?;
+    ensure!(body.contains("\"localEndpoints\": 1"), "{body}");
+    objects[2] = slice("web", "TCP", &[(rig.topology.remote_pod(0).ip().v4.into(), "node-b")], 8080);
+    rig.objects(&objects)?;
+    rig.wait_until("no local endpoint to be left", || Ok(rig.get(31000, "/")?.0 == 503))
+}

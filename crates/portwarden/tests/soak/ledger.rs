@@ -1,0 +1,284 @@
+//! What the model says about every request: may it fail, and who may answer it.
+//!
+//! A request is sent at one moment and over at another. The kernel acted on some version of the Service and of its slices in between;
+//! which one cannot be known while a change is on its way, so all that are possible count:
+//!
+//! * It must succeed if it would succeed under every possible pair of versions. A datagram may get lost with its flow when the
+//!   endpoint it went to is no endpoint any more: over UDP, all pairs must have the same endpoints, too.
+//! * Whoever answers must be an endpoint under one of them.
+//! * While rules are damaged, until every Service that should answer does so again, nothing is asked of requests. They are counted
+//!   apart, and the time of repair is limited and shown.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use portwarden_model::manifest::{EndpointSlice, Service};
+use portwarden_model::{Cluster, Event, Family, Interner, Kind, PerFamily, Settings};
+use portwarden_testkit::build::service_cidr;
+use portwarden_testkit::oracle::{Expected, Mode, Oracle, Packet, Served};
+use portwarden_testkit::rig::{Object, Rig};
+use portwarden_testkit::topology::addresses::SERVICE_CIDR;
+use portwarden_testkit::{Outcome, Topology, Transport};
+
+use crate::timeline::Timeline;
+
+/// Requests are judged soon after their end; what was over long before then is forgotten.
+const MEMORY: Duration = Duration::from_secs(60);
+
+/// Modes differ only in how they turn packets away, which is not asked here.
+const MODE: Mode = Mode {
+    guards_cluster_ips: true,
+    remote_hairpin: true,
+    ranges_without_endpoints: true,
+    refuses_own_host: true,
+    localhost_node_ports: false,
+    dead_node_ports_everywhere: false,
+    affinity_by_pool: false,
+};
+
+/// A way to a Service.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    pub(crate) service: usize,
+    /// The name of the host that asks.
+    pub(crate) client: &'static str,
+    pub(crate) transport: Transport,
+    pub(crate) address: SocketAddr,
+}
+
+/// A request that is over.
+#[derive(Debug)]
+pub(crate) struct Request {
+    /// The number of its target.
+    pub(crate) target: usize,
+    pub(crate) started: Instant,
+    pub(crate) ended: Instant,
+    pub(crate) outcome: Outcome,
+    /// It was sent on a socket that had been answered before, by an endpoint chosen then.
+    pub(crate) kept: bool,
+}
+
+/// A Service under traffic and its slices.
+#[derive(Debug)]
+pub(crate) struct Tracked {
+    pub(crate) service: Timeline<Option<Service>>,
+    pub(crate) slices: PerFamily<Timeline<Option<EndpointSlice>>>,
+}
+
+/// What became of all requests.
+#[derive(Debug, Default)]
+pub(crate) struct Count {
+    pub(crate) requests: u64,
+    pub(crate) due: u64,
+    pub(crate) excluded: u64,
+    pub(crate) excluded_failures: u64,
+    /// What went wrong although it must not.
+    pub(crate) failures: Vec<String>,
+}
+
+/// Keeps account.
+pub(crate) struct Ledger {
+    pub(crate) services: Vec<Tracked>,
+    pub(crate) targets: Vec<Target>,
+    pub(crate) count: Count,
+    served: Served,
+    windows: Vec<(Instant, Option<Instant>)>,
+    known: BTreeMap<(usize, u64, u64), Expected>,
+    beginning: Instant,
+}
+
+impl Ledger {
+    /// For Services that do not exist yet. All hosts in `served` answer always.
+    pub(crate) fn new(services: usize, targets: Vec<Target>, served: Served, beginning: Instant) -> Ledger {
+        let tracked =
+            || Tracked { service: Timeline::new(None), slices: PerFamily::from_fn(|_| Timeline::new(None)) };
+        Ledger {
+            services: (0..services).map(|_| tracked()).collect(),
+            targets,
+            count: Count::default(),
+            served,
+            windows: Vec::new(),
+            known: BTreeMap::new(),
+            beginning,
+        }
+    }
+
+    /// Everything that was written is in the kernel.
+    pub(crate) fn confirm(&mut self) {
+        let now = Instant::now();
+        for tracked in &mut self.services {
+            tracked.service.confirm(now);
+            tracked.slices.v4.confirm(now);
+            tracked.slices.v6.confirm(now);
+        }
+    }
+
+    /// Rules are about to be damaged.
+    pub(crate) fn damaged(&mut self) {
+        if self.is_whole() {
+            self.windows.push((Instant::now(), None));
+        }
+    }
+
+    /// Rules are whole again; tells how long they were not.
+    pub(crate) fn repaired(&mut self) -> Option<Duration> {
+        let (start, end) = self.windows.last_mut().filter(|(_, end)| end.is_none())?;
+        *end = Some(Instant::now());
+        Some(start.elapsed())
+    }
+
+    /// Whether rules are as they should be.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.windows.last().is_none_or(|(_, end)| end.is_some())
+    }
+
+    /// Whether a target must answer, if the kernel has everything that was written.
+    pub(crate) fn is_due(&mut self, topology: &Topology, target: usize) -> Result<bool> {
+        let now = Instant::now();
+        let Some(tracked) = self.targets.get(target).map(|target| &self.services[target.service]) else {
+            return Ok(false);
+        };
+        let family = Family::of(self.targets[target].address.ip());
+        let last = |number: Option<u64>| number.unwrap_or(0);
+        let service = last(tracked.service.now().map(|version| version.number));
+        let slice = last(tracked.slices[family].now().map(|version| version.number));
+        let expected = self.expected(topology, target, now, now)?;
+        Ok(expected
+            .iter()
+            .filter(|(versions, _)| *versions == (service, slice))
+            .all(|(_, expected)| must_answer(expected)))
+    }
+
+    /// Judges a request.
+    pub(crate) fn judge(&mut self, topology: &Topology, request: &Request) -> Result<()> {
+        self.count.requests += 1;
+        let answered = request.outcome.is_answered();
+        let overlaps = |(start, end): &(Instant, Option<Instant>)| {
+            *start <= request.ended && end.is_none_or(|end| end >= request.started)
+        };
+        if self.windows.iter().any(overlaps) {
+            self.count.excluded += 1;
+            self.count.excluded_failures += u64::from(!answered);
+            return Ok(());
+        }
+        let possible = self.expected(topology, request.target, request.started, request.ended)?;
+        let steady = possible.windows(2).all(|pair| pair[0].1.answers == pair[1].1.answers);
+        let due = possible.iter().all(|(_, expected)| must_answer(expected))
+            && (steady || self.targets[request.target].transport == Transport::Tcp);
+        self.count.due += u64::from(due);
+        let allowed: BTreeSet<SocketAddr> =
+            possible.iter().flat_map(|(_, expected)| expected.answers.keys().copied()).collect();
+        let wrong = match request.outcome.answer() {
+            Some(answer) if !request.kept && !allowed.contains(&answer.endpoint) => Some("not an endpoint"),
+            None if due => Some("no answer"),
+            _ => None,
+        };
+        if let Some(wrong) = wrong {
+            let text = self.describe(request, wrong, &possible);
+            self.count.failures.push(text);
+        }
+        Ok(())
+    }
+
+    /// Forgets what no request can be about any more.
+    pub(crate) fn forget(&mut self) {
+        let Some(before) = Instant::now().checked_sub(MEMORY) else { return };
+        for tracked in &mut self.services {
+            tracked.service.forget(before);
+            tracked.slices.v4.forget(before);
+            tracked.slices.v6.forget(before);
+        }
+        self.windows.retain(|(_, end)| end.is_none_or(|end| end >= before));
+        if self.known.len() > 10_000 {
+            self.known.clear();
+        }
+    }
+
+    /// What the model says, for each pair of versions that a request may have met.
+    fn expected(
+        &mut self,
+        topology: &Topology,
+        target: usize,
+        start: Instant,
+        end: Instant,
+    ) -> Result<Vec<((u64, u64), Expected)>> {
+        let Target { service, client, transport, address } = self.targets[target].clone();
+        let tracked = &self.services[service];
+        let family = Family::of(address.ip());
+        let mut all = Vec::new();
+        for service in tracked.service.during(start, end) {
+            for slice in tracked.slices[family].during(start, end) {
+                let key = (target, service.number, slice.number);
+                let expected = match self.known.get(&key) {
+                    Some(expected) => expected.clone(),
+                    None => {
+                        let cluster = cluster(topology, service.value.as_ref(), slice.value.as_ref());
+                        let desired = PerFamily::from_fn(|family| cluster.desired(family));
+                        let oracle = Oracle::new(topology, &self.served, desired, MODE);
+                        let Some(host) = topology.host(client) else {
+                            anyhow::bail!("there is no host {client}")
+                        };
+                        let packet = Packet::new(topology, host, transport, address);
+                        let expected = oracle.expect(&packet);
+                        self.known.insert(key, expected.clone());
+                        expected
+                    }
+                };
+                all.push(((service.number, slice.number), expected));
+            }
+        }
+        Ok(all)
+    }
+
+    fn describe(&self, request: &Request, wrong: &str, possible: &[((u64, u64), Expected)]) -> String {
+        let Target { service, client, transport, address } = &self.targets[request.target];
+        let time = |instant: Instant| instant.saturating_duration_since(self.beginning).as_secs_f64();
+        let kept = if request.kept { ", on a kept socket" } else { "" };
+        let expected: Vec<String> = possible
+            .iter()
+            .map(|((service, slice), expected)| format!("with versions {service}/{slice}: {expected}"))
+            .collect();
+        format!(
+            "{wrong}: {client} to service-{service} at {address} ({transport:?}{kept}), {:.3} s to {:.3} s: {}\n    {}",
+            time(request.started),
+            time(request.ended),
+            request.outcome,
+            expected.join("\n    ")
+        )
+    }
+}
+
+fn must_answer(expected: &Expected) -> bool {
+    !expected.answers.is_empty() && !expected.refused && !expected.dropped
+}
+
+/// A cluster of one Service.
+fn cluster(topology: &Topology, service: Option<&Service>, slice: Option<&EndpointSlice>) -> Cluster {
+    let mut names = Interner::default();
+    let mut cluster = Cluster::new(settings());
+    cluster.apply(Event::HostAddresses(topology.node_addresses().into()));
+    let node = Object::from(Rig::node());
+    let cidr = Object::from(service_cidr("kubernetes", SERVICE_CIDR.both()));
+    let service = service.map(|service| Object::Service(Box::new(service.clone())));
+    let slice = slice.map(|slice| Object::Slice(slice.clone()));
+    for object in [Some(node), Some(cidr), service, slice].into_iter().flatten() {
+        cluster.apply(object.event(&mut names));
+    }
+    for kind in Kind::ALL {
+        cluster.apply(Event::ListDone(kind));
+    }
+    cluster.resolve();
+    cluster
+}
+
+fn settings() -> Settings {
+    use portwarden_model::{DetectLocal, NodePortRange};
+    use portwarden_testkit::topology::addresses::CLUSTER_CIDR;
+    Settings {
+        detect_local: DetectLocal::ClusterCidr(CLUSTER_CIDR.both().into()),
+        node_port_addresses: [NodePortRange::Primary].into(),
+        ..Settings::new("node-a")
+    }
+}

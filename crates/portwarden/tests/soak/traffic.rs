@@ -1,0 +1,133 @@
+//! Steady TCP and UDP from everywhere: new connections all the time, and sockets that are kept.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use portwarden_testkit::probe::{Load, Probe};
+use portwarden_testkit::{Outcome, Topology, Transport};
+
+use crate::ledger::{Request, Target};
+
+/// New connections per second to each target.
+const PER_SECOND: u32 = 10;
+/// Time between two questions on a kept socket.
+const PAUSE: Duration = Duration::from_millis(40);
+
+/// All traffic; it ends with this value.
+pub(crate) struct Traffic {
+    loads: Vec<Load>,
+    requests: Receiver<Request>,
+    kept: Vec<JoinHandle<Result<()>>>,
+    stop: Arc<AtomicBool>,
+    epoch: Arc<AtomicU64>,
+}
+
+impl Traffic {
+    /// Starts asking all targets, and keeps sockets to the first `kept` ones.
+    pub(crate) fn start(topology: &Topology, targets: &[Target], kept: usize) -> Result<Traffic> {
+        let (sender, requests) = channel();
+        let (stop, epoch) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let mut traffic = Traffic { loads: Vec::new(), requests, kept: Vec::new(), stop, epoch };
+        for (index, target) in targets.iter().enumerate() {
+            let host = topology.host(target.client).context("no such host")?;
+            let sender = sender.clone();
+            let load =
+                host.probe().load_telling(target.transport, target.address, PER_SECOND, move |ended| {
+                    let (started, ended, outcome) = (ended.started, ended.ended, ended.outcome.clone());
+                    // Nobody listens any more when the soak is over.
+                    let _ = sender.send(Request { target: index, started, ended, outcome, kept: false });
+                })?;
+            traffic.loads.push(load);
+        }
+        for (index, target) in targets.iter().enumerate().take(kept) {
+            let host = topology.host(target.client).context("no such host")?;
+            let keeper = Keeper {
+                probe: host.probe(),
+                target: target.clone(),
+                index,
+                sender: sender.clone(),
+                stop: traffic.stop.clone(),
+                epoch: traffic.epoch.clone(),
+            };
+            let thread = thread::Builder::new().name(format!("kept-{index}"));
+            traffic.kept.push(thread.spawn(move || keeper.run()).context("cannot start a thread")?);
+        }
+        Ok(traffic)
+    }
+
+    /// Requests that ended since the last call.
+    pub(crate) fn ended(&self) -> impl Iterator<Item = Request> {
+        self.requests.try_iter()
+    }
+
+    /// Opens kept sockets anew: damaged rules may have let replies through untranslated, which ends connections.
+    pub(crate) fn renew(&self) {
+        self.epoch.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Ends all traffic; gives the last requests.
+    pub(crate) fn stop(mut self) -> Result<Vec<Request>> {
+        self.stop.store(true, Ordering::Relaxed);
+        for load in self.loads.drain(..) {
+            load.stop()?;
+        }
+        for thread in self.kept.drain(..) {
+            thread.join().map_err(|_| anyhow!("a thread that keeps a socket panicked"))??;
+        }
+        Ok(self.requests.try_iter().collect())
+    }
+}
+
+impl Drop for Traffic {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Keeps one socket.
+struct Keeper {
+    probe: Probe,
+    target: Target,
+    index: usize,
+    sender: Sender<Request>,
+    stop: Arc<AtomicBool>,
+    epoch: Arc<AtomicU64>,
+}
+
+impl Keeper {
+    fn run(&self) -> Result<()> {
+        while !self.stop.load(Ordering::Relaxed) {
+            let epoch = self.epoch.load(Ordering::Relaxed);
+            let started = Instant::now();
+            let (mut connection, outcome) = self.probe.open(self.target.transport, self.target.address)?;
+            let mut alive = self.tell(started, outcome, false);
+            while alive {
+                thread::sleep(PAUSE);
+                // The order matters: a question after damaged rules were repaired is never asked on a socket from before.
+                let mut started = Instant::now();
+                if self.stop.load(Ordering::Relaxed) || self.epoch.load(Ordering::Relaxed) != epoch {
+                    break;
+                }
+                let mut outcome = connection.exchange()?;
+                // A datagram may be under way when the flow is sent to another endpoint; the next one must not be.
+                if self.target.transport == Transport::Udp && !outcome.is_answered() {
+                    started = Instant::now();
+                    outcome = connection.exchange()?;
+                }
+                alive = self.tell(started, outcome, true);
+            }
+            thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    fn tell(&self, started: Instant, outcome: Outcome, kept: bool) -> bool {
+        let answered = outcome.is_answered();
+        let request = Request { target: self.index, started, ended: Instant::now(), outcome, kept };
+        self.sender.send(request).is_ok() && answered
+    }
+}
