@@ -126,8 +126,7 @@ fn remove(leftover: Leftover) -> anyhow::Result<()> {
 }
 
 fn variant_in_path(family: Family) -> Option<Variant> {
-    let version = Programs::new(family, Variant::FromPath).version().ok()?;
-    Some(if version.contains("nf_tables") { Variant::Nft } else { Variant::Legacy })
+    Programs::new(family, Variant::FromPath).find_variant().ok()
 }
 
 /// Whether the kernel has tables of the old iptables. Asking the program itself would create them.

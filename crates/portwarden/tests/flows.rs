@@ -1,0 +1,306 @@
+//! A UDP client that keeps one socket open reaches a live endpoint after every kind of change.
+//!
+//! The kernel remembers where a flow goes for as long as packets come; without clean-up the client would talk to a pod that is gone.
+//! Every transition runs for both modes and both families, and a restart in between must not disturb a flow that is good.
+
+mod support;
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use portwarden_testkit::probe::Connection;
+use portwarden_testkit::{Host, Topology, Transport, topology::addresses};
+use support::{Rig, cluster_cidr, node, service, slice};
+
+const V4: &str = "10.96.0.53";
+const V6: &str = "fd00:10:96::53";
+
+/// Which address a client uses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Through {
+    ClusterIp,
+    NodePort,
+    ExternalIp,
+    LoadBalancerIp,
+}
+
+/// One change to the cluster, and what must come of it.
+struct Transition {
+    name: &'static str,
+    through: Through,
+    before: &'static [&'static str],
+    before_spec: &'static str,
+    after: &'static [&'static str],
+    after_spec: &'static str,
+}
+
+const NODE_PORT: &str = "  type: NodePort\n";
+const NODE_PORT_LOCAL: &str = "  type: NodePort\n  externalTrafficPolicy: Local\n";
+const EXTERNAL: &str = "  externalIPs: [\"192.0.2.9\", \"2001:db8:2::9\"]\n";
+/// The Service does not exist.
+const GONE: &str = "gone";
+
+const TRANSITIONS: &[Transition] = &[
+    Transition {
+        name: "endpoint replaced",
+        through: Through::ClusterIp,
+        before: &["pod-0"],
+        before_spec: "",
+        after: &["pod-1"],
+        after_spec: "",
+    },
+    Transition {
+        name: "endpoint on another node replaced",
+        through: Through::ClusterIp,
+        before: &["remote-pod-0"],
+        before_spec: "",
+        after: &["pod-1"],
+        after_spec: "",
+    },
+    Transition {
+        name: "one of two endpoints removed",
+        through: Through::ClusterIp,
+        before: &["pod-0"],
+        before_spec: "",
+        after: &["pod-1", "remote-pod-0"],
+        after_spec: "",
+    },
+    Transition {
+        name: "first endpoint appears",
+        through: Through::ClusterIp,
+        before: &[],
+        before_spec: "",
+        after: &["pod-0"],
+        after_spec: "",
+    },
+    Transition {
+        name: "Service appears",
+        through: Through::ClusterIp,
+        before: &["pod-0"],
+        before_spec: GONE,
+        after: &["pod-0"],
+        after_spec: "",
+    },
+    Transition {
+        name: "endpoint replaced behind a node port",
+        through: Through::NodePort,
+        before: &["pod-0"],
+        before_spec: NODE_PORT,
+        after: &["pod-1"],
+        after_spec: NODE_PORT,
+    },
+    Transition {
+        name: "first endpoint appears behind a node port",
+        through: Through::NodePort,
+        before: &[],
+        before_spec: NODE_PORT,
+        after: &["pod-1"],
+        after_spec: NODE_PORT,
+    },
+    Transition {
+        name: "node port appears",
+        through: Through::NodePort,
+        before: &["pod-0"],
+        before_spec: "",
+        after: &["pod-0"],
+        after_spec: NODE_PORT,
+    },
+    Transition {
+        name: "policy becomes Local",
+        through: Through::NodePort,
+        before: &["remote-pod-0"],
+        before_spec: NODE_PORT,
+        after: &["pod-1", "remote-pod-0"],
+        after_spec: NODE_PORT_LOCAL,
+    },
+    Transition {
+        name: "endpoint replaced behind an external address",
+        through: Through::ExternalIp,
+        before: &["pod-0"],
+        before_spec: EXTERNAL,
+        after: &["pod-1"],
+        after_spec: EXTERNAL,
+    },
+    Transition {
+        name: "external address appears",
+        through: Through::ExternalIp,
+        before: &["pod-0"],
+        before_spec: "",
+        after: &["pod-0"],
+        after_spec: EXTERNAL,
+    },
+    Transition {
+        name: "endpoint replaced behind a load balancer",
+        through: Through::LoadBalancerIp,
+        before: &["pod-0"],
+        before_spec: "",
+        after: &["pod-1"],
+        after_spec: "",
+    },
+];
+
+fn host<'a>(topology: &'a Topology, name: &str) -> Result<&'a Host> {
+    topology.host(name).with_context(|| format!("a host {name}"))
+}
+
+fn ip_of(host: &Host, v4: bool) -> IpAddr {
+    if v4 { host.ip().v4.into() } else { host.ip().v6.into() }
+}
+
+fn objects(rig: &Rig, endpoints: &[&str], spec: &str, through: Through) -> Result<Vec<String>> {
+    let mut objects = vec![node()];
+    if spec != GONE {
+        let mut dns = service("dns", V4, V6, "UDP", spec);
+        if through == Through::LoadBalancerIp {
+            dns.push_str(
+                "status: {loadBalancer: {ingress: [{ip: \"198.51.100.9\"}, {ip: \"2001:db8:100::9\"}]}}\n",
+            );
+        }
+        objects.push(dns);
+    }
+    for v4 in [true, false] {
+        let list: Result<Vec<(IpAddr, &str)>> = endpoints
+            .iter()
+            .map(|name| {
+                Ok((
+                    ip_of(host(&rig.topology, name)?, v4),
+                    if name.starts_with("remote") { "node-b" } else { "node-a" },
+                ))
+            })
+            .collect();
+        let list = list?;
+        if !list.is_empty() {
+            objects.push(slice("dns", "UDP", &list, 5353));
+        }
+    }
+    Ok(objects)
+}
+
+fn address(through: Through, v4: bool) -> SocketAddr {
+    let ip = |four: &str, six: &str| -> IpAddr { if v4 { four } else { six }.parse().expect("an address") };
+    match through {
+        Through::ClusterIp => SocketAddr::new(ip(V4, V6), 80),
+        Through::NodePort => {
+            SocketAddr::new(if v4 { addresses::NODE.v4.into() } else { addresses::NODE.v6.into() }, 30080)
+        }
+        Through::ExternalIp => SocketAddr::new(ip("192.0.2.9", "2001:db8:2::9"), 80),
+        Through::LoadBalancerIp => SocketAddr::new(ip("198.51.100.9", "2001:db8:100::9"), 80),
+    }
+}
+
+/// Talks until one of these answers.
+fn reaches(rig: &Rig, connection: &mut Connection, wanted: &[&str], what: &str) -> Result<()> {
+    connection.set_patience(Duration::from_millis(100));
+    rig.wait_until(what, || Ok(connection.exchange()?.host().is_some_and(|host| wanted.contains(&host))))
+}
+
+fn run(mode: &str) -> Result<()> {
+    for transition in TRANSITIONS {
+        for v4 in [true, false] {
+            let what = format!("{} ({mode}, {})", transition.name, if v4 { "IPv4" } else { "IPv6" });
+            one(mode, transition, v4, &what).context(what)?;
+        }
+    }
+    Ok(())
+}
+
+fn one(mode: &str, transition: &Transition, v4: bool, what: &str) -> Result<()> {
+    let mut rig = Rig::new()?;
+    for name in ["pod-0", "pod-1", "remote-pod-0"] {
+        host(&rig.topology, name)?.serve(Transport::Udp, 5353)?;
+    }
+    let Transition { through, before, before_spec, after, after_spec, .. } = *transition;
+    rig.objects(&objects(&rig, before, before_spec, through)?)?;
+    rig.start(&["--proxy-mode", mode, "--cluster-cidr", &cluster_cidr(), "--nodeport-addresses=all"])?;
+    let in_force = |series: &str| rig.metric(series).unwrap_or(0.0) > 0.0;
+    rig.wait_until("the first sync", || {
+        Ok(in_force("kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv6\"}"))
+    })?;
+    let client = if through == Through::ClusterIp { rig.topology.pod(2) } else { rig.topology.outside() };
+    let (mut connection, first) =
+        client.probe().patience(Duration::from_millis(300)).open(Transport::Udp, address(through, v4))?;
+    let is_up = !before.is_empty()
+        && before_spec != GONE
+        && (through != Through::NodePort || before_spec == NODE_PORT)
+        && (through != Through::ExternalIp || before_spec == EXTERNAL);
+    ensure!(first.is_answered() == is_up, "at first: {first}");
+    if is_up {
+        ensure!(first.host().is_some_and(|host| before.contains(&host)), "at first: {first}");
+    }
+    rig.objects(&objects(&rig, after, after_spec, through)?)?;
+    // Of several endpoints only those that the policy allows.
+    let wanted: Vec<&str> = after
+        .iter()
+        .copied()
+        .filter(|name| after_spec != NODE_PORT_LOCAL || !name.starts_with("remote"))
+        .collect();
+    reaches(&rig, &mut connection, &wanted, what)
+}
+
+#[test]
+fn every_transition_with_nftables() -> Result<()> {
+    run("nftables")
+}
+
+#[test]
+fn every_transition_with_iptables() -> Result<()> {
+    run("iptables")
+}
+
+#[test]
+fn a_deleted_service_lets_its_flows_go() -> Result<()> {
+    for v4 in [true, false] {
+        let mut rig = Rig::new()?;
+        host(&rig.topology, "pod-0")?.serve(Transport::Udp, 5353)?;
+        rig.objects(&objects(&rig, &["pod-0"], NODE_PORT, Through::NodePort)?)?;
+        rig.start(&["--proxy-mode=nftables", "--cluster-cidr", &cluster_cidr(), "--nodeport-addresses=all"])?;
+        for (through, client) in
+            [(Through::ClusterIp, rig.topology.pod(2)), (Through::NodePort, rig.topology.outside())]
+        {
+            let to = address(through, v4);
+            rig.wait_until("an answer", || Ok(client.probe().impatient().udp(to)?.is_answered()))?;
+            let (mut connection, first) = client.probe().open(Transport::Udp, to)?;
+            ensure!(first.is_answered(), "{first}");
+            rig.objects(&[node()])?;
+            connection.set_patience(Duration::from_millis(100));
+            rig.wait_until("the flow to end with its Service", || Ok(!connection.exchange()?.is_answered()))?;
+            rig.objects(&objects(&rig, &["pod-0"], NODE_PORT, Through::NodePort)?)?;
+            reaches(&rig, &mut connection, &["pod-0"], "the flow to come back with its Service")?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_restart_leaves_good_flows_alone() -> Result<()> {
+    for mode in ["nftables", "iptables"] {
+        let mut rig = Rig::new()?;
+        for name in ["pod-0", "pod-1", "remote-pod-0"] {
+            host(&rig.topology, name)?.serve(Transport::Udp, 5353)?;
+        }
+        rig.objects(&objects(&rig, &["pod-0", "pod-1", "remote-pod-0"], NODE_PORT, Through::NodePort)?)?;
+        rig.start_mode(mode)?;
+        let to = address(Through::ClusterIp, true);
+        rig.wait_until("an answer", || Ok(rig.topology.pod(2).probe().impatient().udp(to)?.is_answered()))?;
+        let mut flows = Vec::new();
+        for _ in 0..20 {
+            let (connection, first) = rig.topology.pod(2).probe().open(Transport::Udp, to)?;
+            flows.push((connection, first.host().context("an answer")?.to_owned()));
+        }
+        for _ in 0..2 {
+            ensure!(rig.stop()?.success());
+            rig.start_mode(mode)?;
+            rig.wait_until("the clean-up after the first sync", || {
+                Ok(rig.metric(
+                    "kubeproxy_conntrack_reconciler_sync_duration_seconds_count{ip_family=\"IPv4\"}",
+                )? > 0.0)
+            })?;
+        }
+        for (connection, host) in &mut flows {
+            let outcome = connection.exchange()?;
+            ensure!(outcome.host() == Some(host.as_str()), "{mode}: {outcome} instead of {host}");
+        }
+    }
+    Ok(())
+}
