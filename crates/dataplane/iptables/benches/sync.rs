@@ -56,7 +56,7 @@ fn run(size: usize, variant: Variant) -> anyhow::Result<()> {
         let (transaction, render) = pure.sync(desired, changes);
         let (own, wall) =
             measure(|| dataplane.sync(desired, changes).map(drop).map_err(|e| anyhow::anyhow!(e)))?;
-        let bytes: usize = transaction.pieces().map(str::len).sum();
+        let bytes = transaction.to_string().len();
         let share = 100.0 * own.as_secs_f64() / wall.as_secs_f64();
         let label = format!("{size} {variant:?}: {what}");
         println!(

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use portwarden_model::{Desired, Isolated, NamespacedName, ProxiedService};
 
-use crate::command::RejectedLine;
+use crate::command::{Culprit, RejectedLine};
 use crate::ruleset::{Pending, Ruleset};
-use crate::transaction::{Line, Transaction};
+use crate::transaction::Transaction;
 
 /// What was left out of a transaction so that the rest could be committed.
 #[derive(Debug, Default)]
@@ -33,20 +33,19 @@ impl Aside {
     pub(crate) fn set_aside(
         &mut self,
         rejected: &[RejectedLine],
-        transaction: &Transaction,
         pending: &mut Pending,
         installed: &Ruleset,
     ) -> bool {
-        let mut owners = BTreeSet::new();
+        let mut seen = BTreeSet::new();
         let mut progress = false;
         for line in rejected {
-            match transaction.line(line.number) {
-                Some(Line::Rule { text, owner: Some(owner) }) if owners.insert(owner) => {
+            match &line.culprit {
+                Culprit::Service(service) if seen.insert(service) => {
                     progress = true;
-                    self.isolate(owner, text, &line.message, pending, installed);
+                    self.isolate(service, line, pending, installed);
                 }
-                Some(Line::Delete { chain }) => {
-                    progress |= self.kept_chains.insert(chain.to_owned());
+                Culprit::Deletion(chain) => {
+                    progress |= self.kept_chains.insert(chain.clone());
                     tracing::warn!(
                         chain,
                         reason = line.message,
@@ -62,8 +61,7 @@ impl Aside {
     fn isolate(
         &mut self,
         service: &NamespacedName,
-        text: &str,
-        message: &str,
+        line: &RejectedLine,
         pending: &mut Pending,
         installed: &Ruleset,
     ) {
@@ -72,7 +70,7 @@ impl Aside {
         let fallback = installed.service(service).filter(|_| first_time).cloned();
         pending.services.insert(service.clone(), fallback);
         if first_time {
-            let reason = format!("iptables-restore refused `{text}`: {message}");
+            let reason = format!("iptables-restore refused `{}`: {}", line.text, line.message);
             self.isolated.push(Isolated { service: service.clone(), reason });
         }
     }
@@ -89,21 +87,15 @@ impl Refused {
         Refused(aside.refused.iter().filter_map(service).collect())
     }
 
-    /// Whether all lines are theirs, and nothing of the transaction took effect: the filter table is committed before nat.
-    pub(crate) fn explain(
-        &self,
-        rejected: &[RejectedLine],
-        transaction: &Transaction,
-        desired: &Desired,
-    ) -> bool {
+    /// Whether all lines are theirs, and nothing of the transaction took effect.
+    pub(crate) fn explain(&self, rejected: &[RejectedLine], desired: &Desired) -> bool {
         let is_known = |name: &NamespacedName| match (self.0.get(name), desired.service(name)) {
             (Some(refused), Some(service)) => Arc::ptr_eq(refused, service),
             _ => false,
         };
-        let is_theirs = |line: &RejectedLine| match transaction.line(line.number) {
-            Some(Line::Rule { owner: Some(owner), .. }) => is_known(owner),
-            _ => false,
-        };
-        transaction.filter.is_empty() && rejected.iter().all(is_theirs)
+        rejected.iter().all(|line| match &line.culprit {
+            Culprit::Service(service) => !line.partly_committed && is_known(service),
+            Culprit::Deletion(_) | Culprit::Nobody => false,
+        })
     }
 }

@@ -2,7 +2,7 @@
 
 use portwarden_model::Family;
 
-use crate::command::{Programs, RestoreError, Variant};
+use crate::command::{Culprit, Programs, RestoreError, Variant};
 use crate::error::{CleanupError, Error};
 use crate::jumps::JUMPS;
 use crate::names::{
@@ -11,7 +11,7 @@ use crate::names::{
 };
 use crate::saved::Saved;
 use crate::table::Table;
-use crate::transaction::{Line, Transaction};
+use crate::transaction::Transaction;
 
 /// Our chains in the nat table, besides those of Services.
 const NAT_CHAINS: [&str; 5] = [SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, CANARY];
@@ -61,20 +61,17 @@ fn delete_chains(programs: &Programs, table: Table, is_ours: impl Fn(&str) -> bo
             Err(RestoreError::Other(error)) => return errors.push(error),
             Err(RestoreError::Lines(lines)) => lines,
         };
-        errors.push(programs.rejection(&lines, &transaction));
-        let used: Vec<String> =
-            lines.iter().filter_map(|line| refused_deletion(&transaction, line.number)).collect();
-        if used.is_empty() {
+        errors.push(programs.rejection(&lines));
+        let mut progress = false;
+        for line in lines {
+            if let Culprit::Deletion(chain) = line.culprit {
+                transaction.section(table).keep_chain(&chain);
+                progress = true;
+            }
+        }
+        if !progress {
             return;
         }
-        used.iter().for_each(|chain| transaction.section(table).keep_chain(chain));
-    }
-}
-
-fn refused_deletion(transaction: &Transaction, number: usize) -> Option<String> {
-    match transaction.line(number) {
-        Some(Line::Delete { chain }) => Some(chain.to_owned()),
-        _ => None,
     }
 }
 

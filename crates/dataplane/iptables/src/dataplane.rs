@@ -21,6 +21,7 @@ use crate::ruleset::{Pending, Ruleset};
 use crate::sysctl;
 use crate::table::Table;
 use crate::transaction::Transaction;
+use crate::variant::other_rules;
 
 /// More endpoints than this make a cluster large.
 const LARGE_CLUSTER_ENDPOINTS: usize = 1000;
@@ -80,9 +81,14 @@ impl IptablesDataplane {
     }
 
     /// The same with programs of the caller's choice.
-    pub fn with_programs(family: Family, options: Options, programs: Programs) -> Result<Self, Error> {
+    pub fn with_programs(family: Family, options: Options, mut programs: Programs) -> Result<Self, Error> {
         let mark = options.mark()?;
         programs.check()?;
+        let variant = programs.find_variant()?;
+        if let Some(other) = other_rules(family, variant) {
+            tracing::warn!(%family, used = %variant, %other, "the other variant of iptables holds rules of this mode, which apply too; \
+                clean up with that variant");
+        }
         Ok(IptablesDataplane {
             family,
             mark,
@@ -149,9 +155,9 @@ impl IptablesDataplane {
                 }
                 Err(RestoreError::Other(error)) => return Err(error),
                 Err(RestoreError::Lines(lines)) => {
-                    let progress = aside.set_aside(&lines, &transaction, &mut pending, &self.installed);
+                    let progress = aside.set_aside(&lines, &mut pending, &self.installed);
                     if attempts == ATTEMPTS || !progress {
-                        return Err(self.programs.rejection(&lines, &transaction));
+                        return Err(self.programs.rejection(&lines));
                     }
                 }
             }
@@ -174,13 +180,13 @@ impl IptablesDataplane {
                 Ok(()) => return Ok(self.acknowledge(pending, context, &transaction, aside.isolated)),
                 Err(RestoreError::Other(error)) => return Err(error),
                 Err(RestoreError::Lines(lines)) => {
-                    if attempts == ATTEMPTS || !self.refused.explain(&lines, &transaction, desired) {
-                        let error = self.programs.rejection(&lines, &transaction);
+                    if attempts == ATTEMPTS || !self.refused.explain(&lines, desired) {
+                        let error = self.programs.rejection(&lines);
                         tracing::warn!(%error, family = %self.family, "a partial sync was refused; making a full one");
                         self.failures.partial.fetch_add(1, Ordering::Relaxed);
                         return self.sync_fully(desired);
                     }
-                    aside.set_aside(&lines, &transaction, &mut pending, &self.installed);
+                    aside.set_aside(&lines, &mut pending, &self.installed);
                 }
             }
         }

@@ -48,7 +48,8 @@ pub enum Role {
 impl Role {
     const ALL: [Role; 5] = [Role::Cluster, Role::Local, Role::External, Role::Firewall, Role::Endpoint];
 
-    fn prefix(self) -> &'static str {
+    /// How the names of such chains start.
+    pub fn prefix(self) -> &'static str {
         match self {
             Role::Cluster => "KUBE-SVC-",
             Role::Local => "KUBE-SVL-",

@@ -1,12 +1,13 @@
-//! One call of `iptables-restore`, as a value.
+//! What is to change in the tables, as a value.
 
 use std::fmt;
 
 use portwarden_model::NamespacedName;
 
+use crate::input::Input;
 use crate::table::Table;
 
-/// What `iptables-restore` is to do: the filter table first, then nat. Each table changes in one step.
+/// Changes of both tables. [`Input`] is its text form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transaction {
     /// Changes of the filter table.
@@ -15,51 +16,28 @@ pub struct Transaction {
     pub nat: Section,
 }
 
-/// The changes of one table.
+/// Changes of one table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Section {
     table: Table,
-    /// `:NAME - [0:0]` for each chain that is made or emptied.
-    chains: String,
-    chain_lines: usize,
+    chains: Vec<Chain>,
+    /// The rules of all chains, one after the other.
     rules: String,
     rule_lines: usize,
-    /// From which of the rules on they belong to whom.
+    /// From which line of `rules` on they belong to whom.
     owners: Vec<(usize, Option<NamespacedName>)>,
     /// Rules for built-in chains, each a whole line.
     inserts: Vec<String>,
     deletes: Vec<String>,
 }
 
-/// What a line of the input is about.
+/// A chain that is made or emptied, and then filled.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Line<'a> {
-    /// A rule, of a Service or of nobody in particular.
-    Rule {
-        /// The rule.
-        text: &'a str,
-        /// Whose it is.
-        owner: Option<&'a NamespacedName>,
-    },
-    /// The removal of a chain.
-    Delete {
-        /// The chain.
-        chain: &'a str,
-    },
-    /// Making or emptying a chain, or the end of a table.
-    Other {
-        /// The line.
-        text: &'a str,
-    },
-}
-
-impl fmt::Display for Line<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Line::Rule { text, .. } | Line::Other { text } => f.write_str(text),
-            Line::Delete { chain } => write!(f, "-X {chain}"),
-        }
-    }
+struct Chain {
+    name: String,
+    /// Where its rules start in the text of all rules.
+    start: usize,
+    first_line: usize,
 }
 
 impl Transaction {
@@ -73,36 +51,21 @@ impl Transaction {
         if table == Table::Nat { &mut self.nat } else { &mut self.filter }
     }
 
+    /// The parts that change something, in the order in which they are committed.
+    pub fn sections(&self) -> impl Iterator<Item = &Section> {
+        [&self.filter, &self.nat].into_iter().filter(|section| !section.is_empty())
+    }
+
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.sections().next().is_none()
     }
 
-    /// The input in pieces, which together are what [`fmt::Display`] prints.
-    pub fn pieces(&self) -> impl Iterator<Item = &str> {
-        self.sections().flat_map(Section::pieces)
-    }
-
-    /// Rules and removals in the input.
+    /// Rules and removals.
     pub fn len(&self) -> usize {
-        let lines = |section: &Section| section.rule_lines + section.inserts.len() + section.deletes.len();
-        self.sections().map(lines).sum()
-    }
-
-    /// What the line with this number is about; the first line is 1, as in the messages of `iptables-restore`.
-    pub fn line(&self, number: usize) -> Option<Line<'_>> {
-        let mut number = number.checked_sub(1)?;
-        for section in self.sections() {
-            if number < section.lines() {
-                return section.line(number);
-            }
-            number -= section.lines();
-        }
-        None
-    }
-
-    fn sections(&self) -> impl Iterator<Item = &Section> {
-        [&self.filter, &self.nat].into_iter().filter(|section| !section.is_empty())
+        self.sections()
+            .map(|section| section.rule_lines + section.inserts.len() + section.deletes.len())
+            .sum()
     }
 }
 
@@ -114,7 +77,9 @@ impl Default for Transaction {
 
 impl fmt::Display for Transaction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.pieces().try_for_each(|piece| f.write_str(piece))
+        let mut text = Vec::new();
+        Input::new(self, usize::MAX).write_to(&mut text).map_err(|_| fmt::Error)?;
+        f.write_str(&String::from_utf8_lossy(&text))
     }
 }
 
@@ -123,8 +88,7 @@ impl Section {
     pub fn new(table: Table) -> Self {
         Section {
             table,
-            chains: String::new(),
-            chain_lines: 0,
+            chains: Vec::new(),
             rules: String::new(),
             rule_lines: 0,
             owners: Vec::new(),
@@ -133,12 +97,13 @@ impl Section {
         }
     }
 
-    /// Makes the chain, or empties it.
+    /// Makes the chain, or empties it. Rules that are pushed next are its.
     pub fn make_chain(&mut self, name: &str) {
-        self.chains.push(':');
-        self.chains.push_str(name);
-        self.chains.push_str(" - [0:0]\n");
-        self.chain_lines += 1;
+        self.chains.push(Chain {
+            name: name.to_owned(),
+            start: self.rules.len(),
+            first_line: self.rule_lines,
+        });
     }
 
     /// Appends rules, whole lines.
@@ -166,20 +131,27 @@ impl Section {
         self.inserts.push(line);
     }
 
-    /// The rules written so far.
-    pub fn rules_text(&self) -> &str {
-        &self.rules
-    }
-
-    /// Empties and removes a chain, if it exists: making it first covers both cases.
+    /// Empties and removes a chain, whether it exists or not.
     pub fn delete_chain(&mut self, name: &str) {
-        self.make_chain(name);
         self.deletes.push(name.to_owned());
     }
 
-    /// Keeps a chain, emptied, that was to be removed.
+    /// Empties a chain that was to be removed.
     pub fn keep_chain(&mut self, name: &str) {
-        self.deletes.retain(|deleted| deleted != name);
+        if let Some(index) = self.deletes.iter().position(|deleted| deleted == name) {
+            self.deletes.swap_remove(index);
+            self.make_chain(name);
+        }
+    }
+
+    /// Whether nothing is done to this table.
+    pub fn is_empty(&self) -> bool {
+        self.chains.is_empty() && self.inserts.is_empty() && self.deletes.is_empty()
+    }
+
+    /// Its table.
+    pub fn table(&self) -> Table {
+        self.table
     }
 
     /// How many rules are written to our chains.
@@ -187,116 +159,48 @@ impl Section {
         self.rule_lines
     }
 
-    /// Whether nothing is done to this table.
-    pub fn is_empty(&self) -> bool {
-        self.chain_lines == 0 && self.rule_lines == 0 && self.inserts.is_empty()
+    /// The rules written so far.
+    pub fn rules_text(&self) -> &str {
+        &self.rules
     }
 
-    fn pieces(&self) -> impl Iterator<Item = &str> {
-        let head = match self.table {
-            Table::Filter => "*filter\n",
-            Table::Nat => "*nat\n",
-            Table::Mangle => "*mangle\n",
-        };
-        let deletes = self.deletes.iter().flat_map(|chain| ["-X ", chain, "\n"]);
-        let inserts = self.inserts.iter().map(String::as_str);
-        [head, &self.chains, &self.rules].into_iter().chain(inserts).chain(deletes).chain(["COMMIT\n"])
+    /// How many chains are made or emptied; they have indices below.
+    pub fn chains(&self) -> usize {
+        self.chains.len()
     }
 
-    fn lines(&self) -> usize {
-        self.chain_lines + self.rule_lines + self.inserts.len() + self.deletes.len() + 2
+    /// A chain's name.
+    pub fn chain_name(&self, index: usize) -> &str {
+        self.chains.get(index).map_or("", |chain| &chain.name)
     }
 
-    fn line(&self, number: usize) -> Option<Line<'_>> {
-        let Some(number) = number.checked_sub(1) else {
-            return Some(Line::Other { text: self.table.as_str() });
-        };
-        if number < self.chain_lines {
-            return Some(Line::Other { text: self.chains.lines().nth(number)? });
-        }
-        let number = number - self.chain_lines;
-        if number < self.rule_lines {
-            let run = self.owners.partition_point(|(first, _)| *first <= number).checked_sub(1)?;
-            let owner = self.owners.get(run)?.1.as_ref();
-            return Some(Line::Rule { text: self.rules.lines().nth(number)?, owner });
-        }
-        let number = number - self.rule_lines;
-        if let Some(line) = self.inserts.get(number) {
-            return Some(Line::Rule { text: line.trim_end(), owner: None });
-        }
-        match self.deletes.get(number - self.inserts.len()) {
-            Some(chain) => Some(Line::Delete { chain }),
-            None => Some(Line::Other { text: "COMMIT" }),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn example() -> Transaction {
-        let web = NamespacedName::new("demo", "web");
-        let mut transaction = Transaction::new();
-        let nat = transaction.section(Table::Nat);
-        nat.make_chain("KUBE-SERVICES");
-        nat.push_rules("-A KUBE-SERVICES -j A\n-A KUBE-SERVICES -j B\n", Some(&web));
-        nat.push_rules("-A KUBE-SERVICES -j C\n", None);
-        nat.delete_chain("KUBE-SVC-OLD");
-        nat.insert_rule("-I OUTPUT -j KUBE-SERVICES\n".to_owned());
-        transaction
+    /// A chain's rules.
+    pub fn chain_rules(&self, index: usize) -> &str {
+        let start = self.chains.get(index).map_or(self.rules.len(), |chain| chain.start);
+        let end = self.chains.get(index + 1).map_or(self.rules.len(), |next| next.start);
+        &self.rules[start..end]
     }
 
-    #[test]
-    fn it_prints_as_iptables_restore_reads() {
-        let expected = "\
-*nat
-:KUBE-SERVICES - [0:0]
-:KUBE-SVC-OLD - [0:0]
--A KUBE-SERVICES -j A
--A KUBE-SERVICES -j B
--A KUBE-SERVICES -j C
--I OUTPUT -j KUBE-SERVICES
--X KUBE-SVC-OLD
-COMMIT
-";
-        assert_eq!(example().to_string(), expected);
+    /// How many rules a chain has.
+    pub fn chain_lines(&self, index: usize) -> usize {
+        let first = self.chains.get(index).map_or(self.rule_lines, |chain| chain.first_line);
+        self.chains.get(index + 1).map_or(self.rule_lines, |next| next.first_line) - first
     }
 
-    #[test]
-    fn lines_are_found_by_the_number_in_an_error() {
-        let transaction = example();
-        let web = NamespacedName::new("demo", "web");
-        let text = transaction.to_string();
-        let printed = |number: usize| text.lines().nth(number - 1).unwrap();
-        for number in [4, 5] {
-            let expected = Line::Rule { text: printed(number), owner: Some(&web) };
-            assert_eq!(transaction.line(number), Some(expected));
-        }
-        for number in [6, 7] {
-            assert_eq!(transaction.line(number), Some(Line::Rule { text: printed(number), owner: None }));
-        }
-        assert_eq!(transaction.line(8), Some(Line::Delete { chain: "KUBE-SVC-OLD" }));
-        assert_eq!(transaction.line(3), Some(Line::Other { text: printed(3) }));
-        assert_eq!(transaction.line(9), Some(Line::Other { text: "COMMIT" }));
-        assert_eq!(transaction.line(10), None);
-        assert_eq!(transaction.line(0), None);
+    /// Whose the rule of a chain with this position is.
+    pub fn owner(&self, index: usize, position: usize) -> Option<&NamespacedName> {
+        let line = self.chains.get(index)?.first_line + position;
+        let run = self.owners.partition_point(|(first, _)| *first <= line).checked_sub(1)?;
+        self.owners.get(run)?.1.as_ref()
     }
 
-    #[test]
-    fn tables_without_changes_are_left_out() {
-        assert!(Transaction::new().is_empty());
-        assert_eq!(Transaction::new().to_string(), "");
-        assert!(!example().is_empty());
-        let mut both = example();
-        both.section(Table::Filter).make_chain("KUBE-FORWARD");
-        assert!(both.to_string().starts_with("*filter\n:KUBE-FORWARD - [0:0]\nCOMMIT\n*nat\n"));
-        assert_eq!(
-            both.line(7),
-            Some(Line::Rule {
-                text: "-A KUBE-SERVICES -j A",
-                owner: Some(&NamespacedName::new("demo", "web"))
-            })
-        );
+    /// Rules for built-in chains.
+    pub fn inserts(&self) -> &[String] {
+        &self.inserts
+    }
+
+    /// Chains that are removed.
+    pub fn deletes(&self) -> &[String] {
+        &self.deletes
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::{Tables, VARIANTS, assert_same, cluster, full_sync, recorded_settings, sync};
 use nix::fcntl::{Flock, FlockArg};
-use portwarden_iptables::{Error, IptablesDataplane, Options, Programs, Variant};
+use portwarden_iptables::{Error, IptablesDataplane, Options, Programs, Variant, other_rules};
 use portwarden_model::object::{EndpointSlice, Service};
 use portwarden_model::{Changes, Cluster, Dataplane, Event, Family, Interner, NamespacedName, manifest};
 use serde_json::json;
@@ -81,7 +81,7 @@ fn a_rejected_line_is_shown() {
     let failures = dataplane.failures();
     let error = sync(&mut dataplane, &tables, &reference_cluster(), &Changes::everything()).unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("rejected line 2 (`:KUBE-FORWARD - [0:0]`): line 2 failed"), "{text}");
+    assert!(text.contains("rejected line 2 (`:KUBE-SERVICES`): line 2 failed"), "{text}");
     assert_eq!((failures.restore(), failures.partial()), (1, 0));
 }
 
@@ -258,4 +258,77 @@ fn a_lock_that_others_hold_is_waited_for_and_then_named() {
     drop(lock);
     full_sync(&mut dataplane, &tables, &empty);
     assert!(!tables.rules(FAMILY).contains("KUBE-SVC-"));
+}
+
+#[test]
+fn rules_in_the_other_variant_are_found() {
+    for (used, other) in [(Variant::Nft, Variant::Legacy), (Variant::Legacy, Variant::Nft)] {
+        for family in Family::BOTH {
+            let tables = Tables::new("other", other);
+            let _inside = tables.namespace.enter().unwrap();
+            assert_eq!(other_rules(family, used), None);
+            full_sync(&mut tables.dataplane(family, Options::default()), &tables, &reference_cluster());
+            assert_eq!(other_rules(family, used), Some(other));
+            assert_eq!(other_rules(family, other), None);
+        }
+    }
+}
+
+/// More chains than the nf_tables variant gets in one step.
+#[test]
+fn a_large_change_goes_in_steps_and_can_be_set_aside_half_way() {
+    for variant in VARIANTS {
+        let mut cluster = Cluster::new(recorded_settings());
+        for number in 0..40 {
+            for event in numbered_service(number, 20) {
+                cluster.apply(event);
+            }
+        }
+        cluster.resolve();
+        let good = Tables::new("good", variant);
+        full_sync(&mut good.dataplane(FAMILY, Options::default()), &good, &cluster);
+        let tables = Tables::new("steps", variant);
+        let mut dataplane = tables.dataplane(FAMILY, Options::default());
+        full_sync(&mut dataplane, &tables, &Cluster::new(recorded_settings()));
+        for event in refused_service() {
+            cluster.apply(event);
+        }
+        cluster.resolve();
+        let mut changes = Changes::default();
+        changes.services.extend(cluster.desired(FAMILY).services().map(|(name, _)| name.clone()));
+        // Partial at first; the refusal makes it full.
+        let report = sync(&mut dataplane, &tables, &cluster, &changes).unwrap();
+        assert_eq!((report.full, report.isolated.len()), (true, 1));
+        assert_same(&tables.rules(FAMILY), &good.rules(FAMILY), "all but the refused service");
+        // The engine tries again; the rest is still there.
+        let report = sync(&mut dataplane, &tables, &cluster, &changes).unwrap();
+        assert_eq!((report.full, report.isolated.len(), report.written), (false, 1, 0));
+        // And everything goes, in steps too.
+        let empty = Cluster::new(recorded_settings());
+        let report = sync(&mut dataplane, &tables, &empty, &changes).unwrap();
+        assert!(!report.full && report.written > 40 * 21, "{report:?}");
+        assert!(!tables.rules(FAMILY).contains("KUBE-SEP-"));
+    }
+}
+
+fn numbered_service(number: usize, endpoints: usize) -> [Event; 2] {
+    let service: manifest::Service = serde_json::from_value(json!({
+        "metadata": {"name": format!("s{number}"), "namespace": "demo"},
+        "spec": {"clusterIP": format!("10.96.8.{number}"), "ports": [{"port": 80}]}
+    }))
+    .unwrap();
+    let endpoints: Vec<_> =
+        (0..endpoints).map(|i| json!({"addresses": [format!("10.244.{number}.{i}")]})).collect();
+    let slice: manifest::EndpointSlice = serde_json::from_value(json!({
+        "metadata": {"name": format!("s{number}"), "namespace": "demo", "labels": {"kubernetes.io/service-name": format!("s{number}")}},
+        "addressType": "IPv4",
+        "endpoints": endpoints,
+        "ports": [{"name": "", "port": 8080, "protocol": "TCP"}]
+    }))
+    .unwrap();
+    let names = &mut Interner::default();
+    [
+        Event::ServiceApplied(Service::from_manifest(&service, names).0.unwrap()),
+        Event::SliceApplied(EndpointSlice::from_manifest(&slice, names).0.unwrap()),
+    ]
 }

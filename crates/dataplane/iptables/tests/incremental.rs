@@ -10,9 +10,11 @@ use common::random::{Step, steps};
 use common::simulator::Simulator;
 use common::{Tables, VARIANTS, assert_same, sync};
 use portwarden_iptables::diff::{self, SavedTables};
+use portwarden_iptables::input::Input;
 use portwarden_iptables::plan::Plan;
 use portwarden_iptables::render::{Context, FixedRules, InvalidPackets, Mark, pod_match};
 use portwarden_iptables::ruleset::Ruleset;
+use portwarden_iptables::transaction::Transaction;
 use portwarden_iptables::{Options, Table};
 use portwarden_model::{Changes, Cluster, Desired, DetectLocal, Family, NodePortRange, Settings};
 use proptest::prelude::*;
@@ -33,11 +35,12 @@ struct Pure {
     family: Family,
     installed: Ruleset,
     tables: Simulator,
+    chains_per_step: usize,
 }
 
 impl Pure {
-    fn new(family: Family) -> Pure {
-        Pure { family, installed: Ruleset::default(), tables: Simulator::default() }
+    fn new(family: Family, chains_per_step: usize) -> Pure {
+        Pure { family, installed: Ruleset::default(), tables: Simulator::default(), chains_per_step }
     }
 
     fn context(&self, desired: &Desired) -> Arc<Context> {
@@ -64,15 +67,22 @@ impl Pure {
     fn sync_fully(&mut self, desired: &Desired) {
         let plan = Plan::everything(&self.installed, desired, &self.context(desired), self.fixed(desired));
         let transaction = diff::everything(&plan.pending, &SavedTables::default(), self.family);
-        self.tables.restore(&transaction.to_string()).unwrap();
+        self.restore(&transaction);
         self.installed.acknowledge(plan.pending);
+    }
+
+    /// In one step or several: each of them must leave the tables whole.
+    fn restore(&mut self, transaction: &Transaction) {
+        let mut text = Vec::new();
+        Input::new(transaction, self.chains_per_step).write_to(&mut text).unwrap();
+        self.tables.restore(&String::from_utf8(text).unwrap()).unwrap();
     }
 
     fn sync_changes(&mut self, desired: &Desired, changes: &Changes) {
         let (context, fixed) = (self.context(desired), self.fixed(desired));
         let plan = Plan::changes(&self.installed, desired, changes, false, &context, fixed);
         let transaction = diff::changes(&self.installed, &plan.pending);
-        self.tables.restore(&transaction.to_string()).unwrap();
+        self.restore(&transaction);
         self.installed.acknowledge(plan.pending);
         let plan = Plan::changes(&self.installed, desired, changes, false, &context, self.fixed(desired));
         assert!(diff::changes(&self.installed, &plan.pending).is_empty(), "the same again writes nothing");
@@ -83,9 +93,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn incremental_equals_full_in_simulated_tables(steps in steps(25)) {
+    fn incremental_equals_full_in_simulated_tables(steps in steps(25), per_step in 1..40usize) {
         let mut cluster = Cluster::new(settings());
-        let mut incremental = Family::BOTH.map(Pure::new);
+        let mut incremental = Family::BOTH.map(|family| Pure::new(family, per_step));
         incremental.iter_mut().for_each(|pure| pure.sync_fully(cluster.desired(pure.family)));
         for step in &steps {
             cluster.apply(step.event());
@@ -95,7 +105,7 @@ proptest! {
             }
         }
         for pure in &incremental {
-            let mut full = Pure::new(pure.family);
+            let mut full = Pure::new(pure.family, usize::MAX);
             full.sync_fully(cluster.desired(pure.family));
             prop_assert_eq!(&pure.tables, &full.tables);
             for table in [Table::Filter, Table::Nat] {

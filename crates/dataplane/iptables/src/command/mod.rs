@@ -4,12 +4,15 @@ mod process;
 mod restore_error;
 
 use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use portwarden_model::Family;
+use portwarden_model::{Family, NamespacedName};
 
 use crate::error::Error;
+use crate::input::{Input, Line};
 use crate::table::Table;
 use crate::transaction::Transaction;
 
@@ -24,6 +27,9 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// More time for each line of a restore: old kernels take milliseconds for a rule when tables are large.
 const LIMIT_PER_LINE: Duration = Duration::from_millis(5);
 
+/// Chains that the nf_tables variant gets in one step. Its time grows with the square of them, and each step takes a moment too.
+const NFT_CHAINS_PER_STEP: usize = 250;
+
 /// Which of the two implementations of iptables is used. They are different objects in the kernel and do not see each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Variant {
@@ -36,6 +42,16 @@ pub enum Variant {
     Legacy,
 }
 
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Variant::FromPath => "iptables",
+            Variant::Nft => "iptables-nft",
+            Variant::Legacy => "iptables-legacy",
+        })
+    }
+}
+
 /// The programs of one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Programs {
@@ -44,6 +60,7 @@ pub struct Programs {
     restore: PathBuf,
     environment: Vec<(OsString, OsString)>,
     limit: Duration,
+    chains_per_step: usize,
 }
 
 /// Why a restore did not happen.
@@ -60,8 +77,25 @@ pub enum RestoreError {
 pub struct RejectedLine {
     /// Its number; the first is 1.
     pub number: usize,
+    /// The line.
+    pub text: String,
     /// Why.
     pub message: String,
+    /// What has to be left out for the rest to be accepted.
+    pub culprit: Culprit,
+    /// Whether a part of the transaction had been committed before.
+    pub partly_committed: bool,
+}
+
+/// What a refused line is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Culprit {
+    /// A rule of this Service.
+    Service(NamespacedName),
+    /// The removal of this chain.
+    Deletion(String),
+    /// Nothing that could be left out.
+    Nobody,
 }
 
 /// Whether something is in the kernel.
@@ -93,6 +127,7 @@ impl Programs {
             iptables: stem.into(),
             environment: Vec::new(),
             limit: LIMIT,
+            chains_per_step: usize::MAX,
         }
     }
 
@@ -121,10 +156,14 @@ impl Programs {
         self.iptables(&["-S", "POSTROUTING", "-t", "nat"])?.successful().map(drop)
     }
 
-    /// What `iptables --version` says.
-    pub fn version(&self) -> Result<String, Error> {
-        let finished = Process::new(&self.iptables, &["--version"], &self.environment).run(self.limit, [])?;
-        finished.successful().map(|output| output.trim().to_owned())
+    /// Finds out which variant the programs are, and suits it.
+    pub fn find_variant(&mut self) -> Result<Variant, Error> {
+        let version =
+            Process::new(&self.iptables, &["--version"], &self.environment).run(self.limit, no_input)?;
+        let variant =
+            if version.successful()?.contains("nf_tables") { Variant::Nft } else { Variant::Legacy };
+        self.chains_per_step = if variant == Variant::Nft { NFT_CHAINS_PER_STEP } else { usize::MAX };
+        Ok(variant)
     }
 
     /// Makes a chain; tells whether it was not there before.
@@ -172,7 +211,7 @@ impl Programs {
     /// The chains and rules of a table as text.
     pub fn save(&self, table: Table) -> Result<String, Error> {
         let arguments = ["-t", table.as_str()];
-        Process::new(&self.save, &arguments, &self.environment).run(self.limit, [])?.successful()
+        Process::new(&self.save, &arguments, &self.environment).run(self.limit, no_input)?.successful()
     }
 
     /// Carries out a transaction.
@@ -180,31 +219,51 @@ impl Programs {
         let lines = u32::try_from(transaction.len()).unwrap_or(u32::MAX);
         let limit = self.limit + LIMIT_PER_LINE.saturating_mul(lines);
         let arguments = ["-w", LOCK_WAIT, "--noflush", "--counters"];
+        let input = Input::new(transaction, self.chains_per_step);
         let process = Process::new(&self.restore, &arguments, &self.environment);
-        let finished = process.run(limit, transaction.pieces()).map_err(RestoreError::Other)?;
+        let finished = process.run(limit, |stdin| input.write_to(stdin)).map_err(RestoreError::Other)?;
         match finished.successful() {
             Ok(_) => Ok(()),
             Err(error @ Error::Failed { .. }) => match restore_error::rejected_lines(&finished.errors) {
                 lines if lines.is_empty() => Err(RestoreError::Other(error)),
-                lines => Err(RestoreError::Lines(lines)),
+                lines => {
+                    Err(RestoreError::Lines(lines.into_iter().map(|line| explain(line, &input)).collect()))
+                }
             },
             Err(error) => Err(RestoreError::Other(error)),
         }
     }
 
-    /// The error for lines of a transaction that were refused, with the first of them in full.
-    pub(crate) fn rejection(&self, lines: &[RejectedLine], transaction: &Transaction) -> Error {
-        let (number, message) = lines.first().map_or((0, ""), |line| (line.number, &line.message));
-        Error::Rejected {
-            program: self.restore.display().to_string(),
-            number,
-            text: transaction.line(number).map(|line| line.to_string()).unwrap_or_default(),
-            message: message.to_owned(),
+    /// The error for refused lines, with the first of them in full.
+    pub(crate) fn rejection(&self, lines: &[RejectedLine]) -> Error {
+        let program = self.restore.display().to_string();
+        match lines.first() {
+            Some(RejectedLine { number, text, message, .. }) => {
+                Error::Rejected { program, number: *number, text: text.clone(), message: message.clone() }
+            }
+            None => Error::Rejected { program, number: 0, text: String::new(), message: String::new() },
         }
     }
 
     fn iptables(&self, arguments: &[&str]) -> Result<Finished, Error> {
         let arguments = [&["-w", LOCK_WAIT], arguments].concat();
-        Process::new(&self.iptables, &arguments, &self.environment).run(self.limit, [])
+        Process::new(&self.iptables, &arguments, &self.environment).run(self.limit, no_input)
     }
+}
+
+fn no_input(_: &mut dyn io::Write) -> io::Result<()> {
+    Ok(())
+}
+
+/// Finds out what a refused line is about.
+fn explain((number, message): (usize, String), input: &Input<'_>) -> RejectedLine {
+    let (line, partly_committed) = input.line(number).unwrap_or((Line::Frame, true));
+    let (text, culprit) = match line {
+        Line::Rule { text, owner: Some(owner) } => (text.to_owned(), Culprit::Service(owner.clone())),
+        Line::Rule { text, owner: None } => (text.to_owned(), Culprit::Nobody),
+        Line::Delete { chain } => (format!("-X {chain}"), Culprit::Deletion(chain.to_owned())),
+        Line::Chain { name } => (format!(":{name}"), Culprit::Nobody),
+        Line::Frame => ("COMMIT".to_owned(), Culprit::Nobody),
+    };
+    RejectedLine { number, text, message, culprit, partly_committed }
 }

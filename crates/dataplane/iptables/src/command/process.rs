@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::{self, BufWriter, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,6 +16,11 @@ use crate::error::Error;
 
 /// Time between two looks at a program that has closed its output but not ended: nothing announces the end.
 const INTERVAL: Duration = Duration::from_millis(1);
+
+/// Writes what a program is to read.
+pub(super) trait Input: FnOnce(&mut dyn Write) -> io::Result<()> + Send {}
+
+impl<F: FnOnce(&mut dyn Write) -> io::Result<()> + Send> Input for F {}
 
 /// A program that is about to run.
 pub(super) struct Process {
@@ -45,11 +50,7 @@ impl Process {
     }
 
     /// Runs it. After `limit` it is killed.
-    pub(super) fn run<'a>(
-        mut self,
-        limit: Duration,
-        input: impl IntoIterator<Item = &'a str> + Send,
-    ) -> Result<Finished, Error> {
+    pub(super) fn run(mut self, limit: Duration, input: impl Input) -> Result<Finished, Error> {
         let deadline = Instant::now() + limit;
         let mut child = self.command.spawn().map_err(|source| Error::Start {
             program: self.command.get_program().to_string_lossy().into_owned(),
@@ -82,11 +83,7 @@ impl Process {
 }
 
 /// Writes the input and reads both outputs to their ends; `None` if that took too long.
-fn converse<'a>(
-    child: &mut Child,
-    input: impl IntoIterator<Item = &'a str> + Send,
-    deadline: Instant,
-) -> io::Result<Option<(String, String)>> {
+fn converse(child: &mut Child, input: impl Input, deadline: Instant) -> io::Result<Option<(String, String)>> {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let (sender, receiver) = mpsc::channel();
     thread::scope(|scope| {
@@ -131,15 +128,10 @@ fn read_all(pipe: Option<Pipe>) -> io::Result<String> {
 }
 
 /// A program that stops reading has its reasons, which its messages tell.
-fn write_input<'a>(stdin: Option<std::process::ChildStdin>, input: impl IntoIterator<Item = &'a str>) {
+fn write_input(stdin: Option<ChildStdin>, input: impl Input) {
     let Some(stdin) = stdin else { return };
     let mut stdin = BufWriter::with_capacity(64 * 1024, stdin);
-    for piece in input {
-        if stdin.write_all(piece.as_bytes()).is_err() {
-            return;
-        }
-    }
-    let _ = stdin.flush();
+    let _ = input(&mut stdin).and_then(|()| stdin.flush());
 }
 
 /// Kills the program and what it started. It may have ended meanwhile, which is just as well.

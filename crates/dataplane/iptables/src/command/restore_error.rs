@@ -1,20 +1,18 @@
 //! Which lines `iptables-restore` complains about.
 
-use super::RejectedLine;
-
-/// The lines that the messages name, in order, each once.
+/// The lines that the messages name, each once, with the reason.
 ///
 /// There are three forms: `Error occurred at line: 6` after the reason, `line 4 failed: reason` or without one, and
 /// `line 3: RULE_APPEND failed (reason): rule in chain X`.
-pub(super) fn rejected_lines(errors: &str) -> Vec<RejectedLine> {
-    let mut lines: Vec<RejectedLine> = Vec::new();
+pub(super) fn rejected_lines(errors: &str) -> Vec<(usize, String)> {
+    let mut lines: Vec<(usize, String)> = Vec::new();
     let mut previous = "";
     for text in errors.lines().map(str::trim).filter(|text| !text.is_empty()) {
         let reason = if text.starts_with("Error occurred at line") { previous } else { text };
         if let Some(number) =
-            line_number(text).filter(|number| lines.iter().all(|line| line.number != *number))
+            line_number(text).filter(|number| lines.iter().all(|(known, _)| known != number))
         {
-            lines.push(RejectedLine { number, message: without_program(reason).to_owned() });
+            lines.push((number, without_program(reason).to_owned()));
         }
         previous = text;
     }
@@ -39,16 +37,15 @@ fn without_program(text: &str) -> &str {
 mod tests {
     use super::*;
 
-    fn lines(errors: &str) -> Vec<(usize, String)> {
-        rejected_lines(errors).into_iter().map(|line| (line.number, line.message)).collect()
-    }
-
     #[test]
     fn bad_syntax_is_reported_with_the_reason_before_the_line() {
         let errors = "iptables-nft-restore v1.8.9 (nf_tables): Couldn't load match `bogus':No such file or directory\n\n\
                       Error occurred at line: 6\n\
                       Try `iptables-nft-restore -h' or 'iptables-nft-restore --help' for more information.\n";
-        assert_eq!(lines(errors), [(6, "Couldn't load match `bogus':No such file or directory".to_owned())]);
+        assert_eq!(
+            rejected_lines(errors),
+            [(6, "Couldn't load match `bogus':No such file or directory".to_owned())]
+        );
     }
 
     #[test]
@@ -56,23 +53,26 @@ mod tests {
         let errors = "iptables-nft-restore v1.8.9 (nf_tables): \n\
                       line 3: RULE_APPEND failed (No such file or directory): rule in chain KUBE-A\n\
                       line 4: RULE_APPEND failed (No such file or directory): rule in chain KUBE-A\n";
-        let numbers: Vec<_> = lines(errors).into_iter().map(|(number, _)| number).collect();
+        let numbers: Vec<_> = rejected_lines(errors).into_iter().map(|(number, _)| number).collect();
         assert_eq!(numbers, [3, 4]);
     }
 
     #[test]
     fn the_legacy_variant_gives_little_reason() {
-        assert_eq!(lines("iptables-restore: line 5 failed\n"), [(5, "line 5 failed".to_owned())]);
+        assert_eq!(rejected_lines("iptables-restore: line 5 failed\n"), [(5, "line 5 failed".to_owned())]);
         assert_eq!(
-            lines("iptables-nft-restore: line 4 failed: No chain/target/match by that name.\n"),
+            rejected_lines("iptables-nft-restore: line 4 failed: No chain/target/match by that name.\n"),
             [(4, "line 4 failed: No chain/target/match by that name.".to_owned())]
         );
     }
 
     #[test]
     fn other_messages_name_no_line() {
-        assert_eq!(lines("Another app is currently holding the xtables lock; still 4s 0us time ahead\n"), []);
-        assert_eq!(lines("command line arguments are wrong\n"), []);
-        assert_eq!(lines(""), []);
+        assert_eq!(
+            rejected_lines("Another app is currently holding the xtables lock; still 4s 0us time ahead\n"),
+            []
+        );
+        assert_eq!(rejected_lines("command line arguments are wrong\n"), []);
+        assert_eq!(rejected_lines(""), []);
     }
 }

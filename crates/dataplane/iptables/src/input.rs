@@ -1,0 +1,334 @@
+//! The text that `iptables-restore` reads.
+//!
+//! Usually each table changes in one step. The nf_tables variant of the program, however, looks for chains in a sorted list, one by
+//! one: 1,000 Services with 10 endpoints take it seconds, 5,000 take minutes. So a large change goes in several steps there, in an
+//! order in which every step leaves the table whole: endpoints first, what leads to them after, and removals last.
+
+use std::cmp::Reverse;
+use std::io::{self, Write};
+
+use portwarden_model::NamespacedName;
+
+use crate::names::{EXTERNAL_SERVICES, NODE_PORTS, Role, SERVICES};
+use crate::transaction::{Section, Transaction};
+
+/// A transaction as text.
+#[derive(Debug)]
+pub struct Input<'a> {
+    steps: Vec<Step<'a>>,
+}
+
+/// What is committed at once.
+#[derive(Debug)]
+struct Step<'a> {
+    section: &'a Section,
+    /// Chains that are made or emptied, by index.
+    chains: Vec<usize>,
+    /// The section's rules for built-in chains come with this step.
+    inserts: &'a [String],
+    /// Chains that are removed.
+    deletes: Vec<&'a str>,
+}
+
+/// What a line is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Line<'a> {
+    /// A rule, of a Service or of nobody in particular.
+    Rule {
+        /// The rule.
+        text: &'a str,
+        /// Whose it is.
+        owner: Option<&'a NamespacedName>,
+    },
+    /// The removal of a chain.
+    Delete {
+        /// The chain.
+        chain: &'a str,
+    },
+    /// Making or emptying a chain.
+    Chain {
+        /// The chain.
+        name: &'a str,
+    },
+    /// The beginning or end of a table.
+    Frame,
+}
+
+impl<'a> Input<'a> {
+    /// The text of a transaction, with at most so many chains in one step.
+    pub fn new(transaction: &'a Transaction, chains_per_step: usize) -> Self {
+        let steps = transaction.sections().flat_map(|section| steps(section, chains_per_step.max(1)));
+        Input { steps: steps.collect() }
+    }
+
+    /// Writes it.
+    pub fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.steps.iter().try_for_each(|step| step.write_to(out))
+    }
+
+    /// What the line with this number is about, and whether earlier steps had been committed when it was read. The first line is 1,
+    /// as in the messages of `iptables-restore`.
+    pub fn line(&self, number: usize) -> Option<(Line<'a>, bool)> {
+        let mut number = number.checked_sub(1)?;
+        for (index, step) in self.steps.iter().enumerate() {
+            if number < step.lines() {
+                return Some((step.line(number), index > 0));
+            }
+            number -= step.lines();
+        }
+        None
+    }
+}
+
+/// Cuts a section into steps.
+fn steps(section: &Section, limit: usize) -> Vec<Step<'_>> {
+    let mut chains: Vec<usize> = (0..section.chains()).collect();
+    let mut deletes: Vec<&str> = section.deletes().iter().map(String::as_str).collect();
+    if chains.len() + deletes.len() > limit {
+        chains.sort_by_cached_key(|index| height(section.chain_name(*index)));
+        deletes.sort_by_cached_key(|name| Reverse(height(name)));
+    }
+    let mut steps: Vec<Step<'_>> = Vec::new();
+    let step =
+        |chains: &[usize]| Step { section, chains: chains.to_vec(), inserts: &[], deletes: Vec::new() };
+    steps.extend(chains.chunks(limit).map(step));
+    if steps.is_empty() {
+        steps.push(step(&[]));
+    }
+    // The last of them holds the chains to which built-in chains jump.
+    if let Some(last) = steps.last_mut() {
+        last.inserts = section.inserts();
+    }
+    let room = |steps: &[Step<'_>]| {
+        steps.last().map_or(0, |last| limit.saturating_sub(last.chains.len() + last.deletes.len()))
+    };
+    for name in deletes {
+        if room(&steps) == 0 {
+            steps.push(step(&[]));
+        }
+        if let Some(last) = steps.last_mut() {
+            last.deletes.push(name);
+        }
+    }
+    steps.iter_mut().for_each(Step::sort);
+    steps
+}
+
+/// How far a chain is from the endpoints: it leads only to chains below it.
+fn height(chain: &str) -> u8 {
+    match chain {
+        SERVICES | NODE_PORTS | EXTERNAL_SERVICES => 5,
+        _ if chain.starts_with(Role::Firewall.prefix()) => 4,
+        _ if chain.starts_with(Role::External.prefix()) => 3,
+        _ if chain.starts_with(Role::Cluster.prefix()) || chain.starts_with(Role::Local.prefix()) => 2,
+        _ if chain.starts_with(Role::Endpoint.prefix()) => 1,
+        _ => 0,
+    }
+}
+
+impl<'a> Step<'a> {
+    /// From Z to A: the program's list is sorted, so each name goes to its front without any search.
+    fn sort(&mut self) {
+        let section = self.section;
+        self.chains.sort_by(|a, b| section.chain_name(*b).cmp(section.chain_name(*a)));
+        self.deletes.sort_by(|a, b| b.cmp(a));
+    }
+
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "*{}", self.section.table())?;
+        for name in self.chain_names() {
+            for part in [":", name, " - [0:0]\n"] {
+                out.write_all(part.as_bytes())?;
+            }
+        }
+        for chain in &self.chains {
+            out.write_all(self.section.chain_rules(*chain).as_bytes())?;
+        }
+        for line in self.inserts {
+            out.write_all(line.as_bytes())?;
+        }
+        for chain in &self.deletes {
+            writeln!(out, "-X {chain}")?;
+        }
+        out.write_all(b"COMMIT\n")
+    }
+
+    /// A chain that is removed must be emptied first.
+    fn chain_names(&self) -> impl Iterator<Item = &'a str> {
+        let section = self.section;
+        self.chains.iter().map(|index| section.chain_name(*index)).chain(self.deletes.iter().copied())
+    }
+
+    fn lines(&self) -> usize {
+        let rules: usize = self.chains.iter().map(|chain| self.section.chain_lines(*chain)).sum();
+        1 + self.chains.len() + self.deletes.len() + rules + self.inserts.len() + self.deletes.len() + 1
+    }
+
+    fn line(&self, number: usize) -> Line<'a> {
+        let Some(mut number) = number.checked_sub(1) else { return Line::Frame };
+        if let Some(name) = self.chain_names().nth(number) {
+            return Line::Chain { name };
+        }
+        number -= self.chains.len() + self.deletes.len();
+        for chain in &self.chains {
+            let lines = self.section.chain_lines(*chain);
+            if number < lines {
+                let text = self.section.chain_rules(*chain).lines().nth(number).unwrap_or("");
+                return Line::Rule { text, owner: self.section.owner(*chain, number) };
+            }
+            number -= lines;
+        }
+        if let Some(line) = self.inserts.get(number) {
+            return Line::Rule { text: line.trim_end(), owner: None };
+        }
+        match self.deletes.get(number - self.inserts.len()) {
+            Some(chain) => Line::Delete { chain },
+            None => Line::Frame,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::Table;
+
+    fn example() -> Transaction {
+        let web = NamespacedName::new("demo", "web");
+        let mut transaction = Transaction::new();
+        let nat = transaction.section(Table::Nat);
+        nat.make_chain("KUBE-MARK-MASQ");
+        nat.push_rules("-A KUBE-MARK-MASQ -j MARK\n", None);
+        nat.make_chain("KUBE-SERVICES");
+        nat.push_rules("-A KUBE-SERVICES -j A\n-A KUBE-SERVICES -j B\n", Some(&web));
+        nat.push_rules("-A KUBE-SERVICES -j C\n", None);
+        nat.make_chain("KUBE-SVC-A");
+        nat.push_rules("-A KUBE-SVC-A -j KUBE-SEP-A\n", Some(&web));
+        nat.make_chain("KUBE-SEP-A");
+        nat.push_rules("-A KUBE-SEP-A -j DNAT\n", Some(&web));
+        nat.delete_chain("KUBE-SEP-OLD");
+        nat.delete_chain("KUBE-SVC-OLD");
+        nat.insert_rule("-I OUTPUT -j KUBE-SERVICES\n".to_owned());
+        transaction
+    }
+
+    fn text(transaction: &Transaction, limit: usize) -> String {
+        let mut text = Vec::new();
+        Input::new(transaction, limit).write_to(&mut text).unwrap();
+        String::from_utf8(text).unwrap()
+    }
+
+    #[test]
+    fn chains_come_before_rules_and_removals_last() {
+        let expected = "\
+*nat
+:KUBE-SVC-A - [0:0]
+:KUBE-SERVICES - [0:0]
+:KUBE-SEP-A - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-SVC-OLD - [0:0]
+:KUBE-SEP-OLD - [0:0]
+-A KUBE-SVC-A -j KUBE-SEP-A
+-A KUBE-SERVICES -j A
+-A KUBE-SERVICES -j B
+-A KUBE-SERVICES -j C
+-A KUBE-SEP-A -j DNAT
+-A KUBE-MARK-MASQ -j MARK
+-I OUTPUT -j KUBE-SERVICES
+-X KUBE-SVC-OLD
+-X KUBE-SEP-OLD
+COMMIT
+";
+        assert_eq!(example().to_string(), expected);
+        assert_eq!(text(&example(), 6), expected);
+    }
+
+    #[test]
+    fn many_chains_go_in_steps_from_endpoints_to_services() {
+        let expected = "\
+*nat
+:KUBE-SEP-A - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+-A KUBE-SEP-A -j DNAT
+-A KUBE-MARK-MASQ -j MARK
+COMMIT
+*nat
+:KUBE-SVC-A - [0:0]
+:KUBE-SERVICES - [0:0]
+-A KUBE-SVC-A -j KUBE-SEP-A
+-A KUBE-SERVICES -j A
+-A KUBE-SERVICES -j B
+-A KUBE-SERVICES -j C
+-I OUTPUT -j KUBE-SERVICES
+COMMIT
+*nat
+:KUBE-SVC-OLD - [0:0]
+:KUBE-SEP-OLD - [0:0]
+-X KUBE-SVC-OLD
+-X KUBE-SEP-OLD
+COMMIT
+";
+        assert_eq!(text(&example(), 2), expected);
+        // Whatever uses a chain is gone before the chain goes.
+        let singly = text(&example(), 1);
+        assert!(singly.find("-X KUBE-SVC-OLD").unwrap() < singly.find("-X KUBE-SEP-OLD").unwrap());
+    }
+
+    #[test]
+    fn lines_are_found_by_the_number_in_an_error() {
+        let transaction = example();
+        let web = NamespacedName::new("demo", "web");
+        for limit in [1, 2, 3, 6] {
+            let input = Input::new(&transaction, limit);
+            let text = text(&transaction, limit);
+            for (index, printed) in text.lines().enumerate() {
+                let (line, _) = input.line(index + 1).unwrap();
+                let owner =
+                    (printed.contains("-j A") || printed.contains("-j B") || printed.contains("SEP-A"))
+                        .then_some(&web);
+                let expected =
+                    match printed.split_once(' ').map_or((printed, ""), |(first, rest)| (first, rest)) {
+                        ("-A" | "-I", _) => Line::Rule { text: printed, owner },
+                        ("-X", chain) => Line::Delete { chain },
+                        (name, _) if name.starts_with(':') => Line::Chain { name: &name[1..] },
+                        _ => Line::Frame,
+                    };
+                assert_eq!(line, expected, "line {} of {limit} chains per step", index + 1);
+            }
+            assert_eq!(input.line(text.lines().count() + 1), None);
+            assert_eq!(input.line(0), None);
+        }
+    }
+
+    #[test]
+    fn it_is_known_whether_earlier_steps_took_effect() {
+        let mut transaction = example();
+        assert_eq!(Input::new(&transaction, 2).line(2).map(|(_, committed)| committed), Some(false));
+        assert_eq!(Input::new(&transaction, 2).line(8).map(|(_, committed)| committed), Some(true));
+        transaction.section(Table::Filter).make_chain("KUBE-FORWARD");
+        let input = Input::new(&transaction, usize::MAX);
+        assert_eq!(input.line(2), Some((Line::Chain { name: "KUBE-FORWARD" }, false)));
+        assert_eq!(input.line(5), Some((Line::Chain { name: "KUBE-SVC-A" }, true)));
+    }
+
+    #[test]
+    fn tables_without_changes_are_left_out() {
+        assert!(Transaction::new().is_empty());
+        assert_eq!(Transaction::new().to_string(), "");
+        let mut filter = Transaction::new();
+        filter.section(Table::Filter).make_chain("KUBE-FORWARD");
+        assert_eq!(filter.to_string(), "*filter\n:KUBE-FORWARD - [0:0]\nCOMMIT\n");
+        let mut jump = Transaction::new();
+        jump.section(Table::Nat).insert_rule("-I OUTPUT -j KUBE-SERVICES\n".to_owned());
+        assert_eq!(jump.to_string(), "*nat\n-I OUTPUT -j KUBE-SERVICES\nCOMMIT\n");
+    }
+
+    #[test]
+    fn a_chain_that_cannot_be_removed_is_emptied() {
+        let mut transaction = Transaction::new();
+        transaction.nat.delete_chain("KUBE-SVC-OLD");
+        transaction.nat.keep_chain("KUBE-SVC-OLD");
+        transaction.nat.keep_chain("KUBE-SVC-UNKNOWN");
+        assert_eq!(transaction.to_string(), "*nat\n:KUBE-SVC-OLD - [0:0]\nCOMMIT\n");
+    }
+}

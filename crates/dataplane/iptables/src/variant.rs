@@ -1,0 +1,32 @@
+//! The two implementations of iptables, and rules that hide in the other one.
+
+use std::fs;
+
+use portwarden_model::Family;
+
+use crate::command::{Programs, Variant};
+use crate::names::SERVICES;
+use crate::saved::Saved;
+use crate::table::Table;
+
+/// The other implementation, if it holds rules of this mode: they apply beside ours, and nothing we do changes them. Such rules stay
+/// behind when a node moves from one to the other; [`crate::cleanup`] with that variant removes them.
+pub fn other_rules(family: Family, used: Variant) -> Option<Variant> {
+    let other = match used {
+        Variant::Nft if has_legacy_tables(family) => Variant::Legacy,
+        Variant::Legacy => Variant::Nft,
+        Variant::Nft | Variant::FromPath => return None,
+    };
+    // Often not installed; then nobody here can have used it.
+    let text = Programs::new(family, other).save(Table::Nat).ok()?;
+    Saved::parse(&text).has_chain(SERVICES).then_some(other)
+}
+
+/// Asking the old programs would create their tables, so the kernel is asked first.
+fn has_legacy_tables(family: Family) -> bool {
+    let file = match family {
+        Family::V4 => "/proc/thread-self/net/ip_tables_names",
+        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
+    };
+    fs::read_to_string(file).is_ok_and(|names| names.lines().any(|name| name == Table::Nat.as_str()))
+}
