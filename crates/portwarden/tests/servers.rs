@@ -297,3 +297,16 @@ async fn the_verbosity_can_be_set_where_profiling_is_on() {
     assert!(put("4".repeat(100_000)).await.starts_with("HTTP/1.1 400"), "no body is read for ever");
     assert!(get(address, "/debug/flags/v", "").await.starts_with("HTTP/1.1 406"));
 }
+
+#[tokio::test]
+async fn with_profiling_on_the_process_tells_about_itself() {
+    let (address, _) = start(Limits::default(), pages(true).handler());
+    let moved = get(address, "/debug/pprof", "").await;
+    assert!(moved.starts_with("HTTP/1.1 302") && moved.contains("location: /debug/pprof/\r\n"), "{moved}");
+    assert!(get(address, "/debug/pprof/", "").await.contains("perf record"));
+    let threads = get(address, "/debug/pprof/threads", "").await;
+    assert!(threads.lines().count() > 3, "{threads}");
+    let memory = get(address, "/debug/pprof/memory", "").await;
+    assert!(memory.contains("VmRSS:"), "{memory}");
+    assert!(get(address, "/debug/pprof/goroutine", "").await.starts_with("HTTP/1.1 404"));
+}

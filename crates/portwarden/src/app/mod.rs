@@ -27,7 +27,7 @@ use anyhow::{Context, bail};
 use portwarden_model::{PacerConfig, PerFamily, PodTraffic};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::config::{self, Mode, NodeFacts, Notice, Settled, Source};
 use crate::engine::{
@@ -203,7 +203,7 @@ pub fn prepare_only(settled: &Settled) -> anyhow::Result<()> {
 
 fn set_oom_score(settled: &Settled) {
     if let Err(error) = host::set_oom_score(Path::new("/proc"), settled.oom_score_adj) {
-        info!(err = %error, score = settled.oom_score_adj, "Cannot set the out-of-memory score");
+        debug!(err = %error, score = settled.oom_score_adj, "Cannot set the out-of-memory score");
     }
 }
 

@@ -232,11 +232,8 @@ impl Engine {
                 return Err(EngineError::NoPodCidrs(self.cluster.settings().node_name.to_string()));
             }
         }
-        if let Some(check) = self.check.take() {
-            check(&self.cluster).map_err(EngineError::Misconfigured)?;
-        }
         if self.lanes.wake(now.instant) {
-            self.sync();
+            self.sync()?;
         }
         for family in self.lanes.families() {
             self.cleanup.run(family, &self.cluster, &self.metrics, self.clock.as_ref());
@@ -294,10 +291,13 @@ impl Engine {
     }
 
     /// Works out what follows from the events so far, and hands it to the lanes that are due.
-    fn sync(&mut self) {
+    fn sync(&mut self) -> Result<(), EngineError> {
         let changes = self.cluster.resolve();
         self.arrivals.resolved();
         self.lanes.add(&changes);
+        if let Some(check) = self.check.take() {
+            check(&self.cluster).map_err(EngineError::Misconfigured)?;
+        }
         let mut outcomes = Vec::new();
         self.lanes.sync(&self.cluster, self.clock.as_ref(), |mode, family, outcome| {
             outcomes.push((mode, family, outcome));
@@ -310,6 +310,7 @@ impl Engine {
             }
         }
         self.lanes.retire();
+        Ok(())
     }
 
     fn succeeded(&mut self, mode: &'static str, family: Family, done: Done) {

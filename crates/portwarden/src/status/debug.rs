@@ -1,12 +1,19 @@
-//! `/debug`: the verbosity of logs, for an operator who looks for a fault.
+//! `/debug`: for an operator who looks for a fault. Exists only with profiling switched on.
+//!
+//! There is no Go runtime in here that could sample itself, and a sampler inside a process with signal handlers is a risk that a node's
+//! network should not take; the index page says how to profile from outside instead.
 
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 use http_body_util::{BodyExt, Limited};
+use hyper::header::{HeaderValue, LOCATION};
 use hyper::{Method, StatusCode};
 use tracing::info;
 
-use crate::http::{Answer, Request, answer, not_found, text};
+use crate::http::{Answer, Request, answer, not_found, text, with_header};
 use crate::logging::Verbosity;
 
 /// The longest number that is read.
@@ -15,10 +22,60 @@ const BODY: usize = 64;
 /// Answers below `/debug/`.
 pub(super) async fn debug(request: Request, verbosity: &Arc<Verbosity>) -> Answer {
     match request.uri().path() {
+        "/debug/pprof" => {
+            with_header(text(StatusCode::FOUND, ""), LOCATION, HeaderValue::from_static("/debug/pprof/"))
+        }
+        "/debug/pprof/" => text(StatusCode::OK, index()),
+        "/debug/pprof/cmdline" => text(StatusCode::OK, std::env::args().collect::<Vec<_>>().join("\0")),
+        "/debug/pprof/threads" => text(StatusCode::OK, threads(Path::new("/proc/self"))),
+        "/debug/pprof/memory" => text(StatusCode::OK, memory(Path::new("/proc/self"))),
         "/debug/flags" | "/debug/flags/" => listing(verbosity),
         "/debug/flags/v" => set_verbosity(request, verbosity).await,
         _ => not_found(),
     }
+}
+
+fn index() -> String {
+    let id = std::process::id();
+    format!(
+        "/debug/pprof/cmdline  the command line\n\
+         /debug/pprof/threads  each thread and the processor time it has used\n\
+         /debug/pprof/memory   where memory is, as the kernel counts it\n\
+         \n\
+         Processor time by function, from outside: perf record -g -p {id} -- sleep 30; perf report\n\
+         Memory by function, from outside: heaptrack -p {id}\n"
+    )
+}
+
+/// Each thread and its processor time, in seconds.
+fn threads(process: &Path) -> String {
+    let mut out = String::from("thread user system name\n");
+    let Ok(tasks) = fs::read_dir(process.join("task")) else { return out };
+    let mut tasks: Vec<_> = tasks.flatten().map(|task| task.path()).collect();
+    tasks.sort();
+    for task in tasks {
+        let name = fs::read_to_string(task.join("comm")).unwrap_or_default();
+        let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
+        // The name may hold blanks; after its parenthesis, user and system time are fields 14 and 15 of proc(5).
+        let fields: Vec<&str> =
+            stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
+        let seconds = |field: usize| {
+            fields.get(field - 3).and_then(|text| text.parse::<f64>().ok()).unwrap_or(0.0) / 100.0
+        };
+        let id = task.file_name().unwrap_or_default().to_string_lossy();
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "{id} {:.2} {:.2} {}", seconds(14), seconds(15), name.trim());
+    }
+    out
+}
+
+/// What the kernel counts as this process's memory.
+fn memory(process: &Path) -> String {
+    let status = fs::read_to_string(process.join("status")).unwrap_or_default();
+    let rollup = fs::read_to_string(process.join("smaps_rollup")).unwrap_or_default();
+    let wanted = status.lines().filter(|line| line.starts_with("Vm") || line.starts_with("Rss"));
+    let details = rollup.lines().skip(1);
+    wanted.chain(details).fold(String::new(), |out, line| out + line + "\n")
 }
 
 fn listing(verbosity: &Verbosity) -> Answer {

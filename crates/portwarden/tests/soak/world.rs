@@ -333,25 +333,33 @@ impl World {
 
     /// Waits until everything that was written is in the kernel.
     ///
-    /// Services and slices come by watches of their own, each in the order of its writes. So the last write to each of them is a
-    /// mark: a Service that gets another port, and its slice, which gets another endpoint. Once the new endpoint answers at the
-    /// new port, everything before is there, too.
+    /// Services and slices come by watches of their own, each in the order of its writes, and each family has tables of its own. So the
+    /// last write to each of them is a mark: a Service that gets another port, and its slices, which get another endpoint. Once the
+    /// new endpoint answers at the new port in both families, everything before is there, too.
     fn confirm(&mut self) -> Result<()> {
         self.marks += 1;
         let number = 10_000 + self.marks % 40_000;
         let host = self.host(usize::from(self.marks) % (PODS + REMOTE_PODS));
-        let ip = SERVICE_CIDR.host(99).v4;
-        let name = host.name().to_owned();
-        let mark = slice("mark", "mark-1").port(port(TARGET_PORT).name("mark"));
-        let mark = mark.endpoint(endpoint(host.ip().v4).on(node_of(host)));
-        self.server.apply(service("mark").cluster_ip(ip).port(port(number).name("mark")));
+        let (name, ips) = (host.name().to_owned(), SERVICE_CIDR.host(99));
+        let marks = Family::BOTH.map(|family| {
+            let slice = slice("mark", &slice_name("mark", family)).family(family);
+            let member = endpoint(host.ip().like(family.loopback())).on(node_of(host));
+            slice.port(port(TARGET_PORT).name("mark")).endpoint(member)
+        });
+        let mark = service("mark").cluster_ip(ips.v4).cluster_ip(ips.v6).port(port(number).name("mark"));
         self.server.apply(mark);
+        self.server.load(marks);
         let written = Instant::now();
         let probe = self.topology.node().probe().patience(Duration::from_millis(100));
         let what = format!("the kernel to have change {}", self.marks);
+        let mut waiting = ips.both().to_vec();
         wait::until(PATIENCE, &what, || {
-            let outcome = probe.tcp((ip, number).into()).ok()?;
-            (outcome.host() == Some(name.as_str())).then_some(())
+            let there = |ip: &std::net::IpAddr| {
+                let outcome = probe.tcp((*ip, number).into());
+                outcome.is_ok_and(|outcome| outcome.host() == Some(name.as_str()))
+            };
+            waiting.retain(|ip| !there(ip));
+            waiting.is_empty().then_some(())
         })?;
         self.ledger.confirm();
         self.figures.slowest_change = self.figures.slowest_change.max(written.elapsed());
