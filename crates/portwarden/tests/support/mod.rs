@@ -59,13 +59,18 @@ impl Rig {
         self.folder.path().join(path)
     }
 
-    /// Starts the program with the test's manifests; its log is kept for [`Rig::log`].
+    /// Starts the program with the test's manifests.
     pub(crate) fn start(&mut self, arguments: &[&str]) -> Result<()> {
+        let manifests = format!("--manifests={}", self.path("manifests").display());
+        self.start_following(&[&[manifests.as_str()], arguments].concat())
+    }
+
+    /// Starts the program with a source of the caller's choice; its log is kept for [`Rig::log`].
+    pub(crate) fn start_following(&mut self, arguments: &[&str]) -> Result<()> {
         let log = fs::File::options().create(true).append(true).open(self.path("log"))?;
         let command = self
             .node()
             .command(env!("CARGO_BIN_EXE_portwarden"))
-            .arg(format!("--manifests={}", self.path("manifests").display()))
             .args(["--hostname-override=node-a", "--conntrack-max-per-core=0"])
             .args(arguments);
         self.process = Some(command.spawn_logging(log)?);
