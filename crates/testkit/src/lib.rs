@@ -9,6 +9,7 @@ pub mod harness;
 pub mod netns;
 pub mod oracle;
 pub mod probe;
+pub mod random;
 pub mod rig;
 mod route;
 pub mod scenario;

@@ -4,14 +4,14 @@
 //! who is where in the [`Topology`], and has no idea of rules, chains or maps. What modes do differently, and say so in their
 //! documentation, is in [`Mode`]; everything else must be the same everywhere.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, bail};
 use portwarden_model::{
-    Desired, Exposure, Family, Frontend, Masquerade, PerFamily, PodTraffic, Pool, PortName, Protocol,
-    ProxiedPort, Verdict,
+    Desired, Exposure, Family, Frontend, Masquerade, PerFamily, PodTraffic, Pool, PoolKind, PortName,
+    Protocol, ProxiedPort, Verdict,
 };
 
 use crate::probe::{Answer, Outcome, Transport};
@@ -32,6 +32,12 @@ pub struct Mode {
     pub refuses_own_host: bool,
     /// Node ports answer on IPv4 loopback addresses.
     pub localhost_node_ports: bool,
+    /// Of several frontends with the same address and port, any may get a packet: the first rule that forwards it decides. Else only
+    /// that which the model has chosen.
+    pub contested_frontends: bool,
+    /// Session affinity is kept for each pool of a service port by itself; else a client that comes by policy Local stays with its
+    /// endpoint when it comes by another address.
+    pub affinity_by_pool: bool,
     /// A node port that nobody serves is refused or dropped on all local addresses; else only on those where node ports answer.
     pub dead_node_ports_everywhere: bool,
 }
@@ -53,18 +59,20 @@ pub struct Packet<'a> {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Expected {
     /// The endpoints that may answer.
-    pub answers: BTreeMap<SocketAddr, Seen>,
+    pub answers: BTreeSet<Seen>,
     /// It may be turned away at once.
     pub refused: bool,
     /// It may get no answer.
     pub dropped: bool,
-    /// The service port whose endpoint remembers the client.
-    pub sticky: Option<PortName>,
+    /// The service port, and its pool, that remember the client.
+    pub sticky: Option<(PortName, PoolKind)>,
 }
 
 /// An endpoint that may answer.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Seen {
+    /// Its address.
+    pub endpoint: SocketAddr,
     /// The host it runs on.
     pub host: String,
     /// The source address it sees.
@@ -115,9 +123,11 @@ impl<'a> Oracle<'a> {
 
     /// What must become of a packet that passes the node under test.
     pub fn expect(&self, packet: &Packet<'_>) -> Expected {
-        match self.frontend(packet) {
+        let frontends = self.frontends(packet);
+        let mut all = frontends.iter().map(|(port, frontend)| self.at_frontend(packet, port, frontend));
+        match all.next() {
             None => self.untranslated(packet),
-            Some((port, frontend)) => self.at_frontend(packet, port, frontend),
+            Some(first) => all.fold(first, Expected::or),
         }
     }
 
@@ -125,34 +135,34 @@ impl<'a> Oracle<'a> {
         self.desired[Family::of(packet.to.ip())]
     }
 
-    /// The frontend that a packet is for. An address of a Service goes before a node port.
-    fn frontend(&self, packet: &Packet<'_>) -> Option<(&'a ProxiedPort, &'a Frontend)> {
-        let all = || {
-            let ports = self.desired(packet).ports().filter(|port| port.protocol() == protocol(packet));
-            let frontends =
-                ports.flat_map(|port| port.frontends.iter().map(move |frontend| (port, frontend)));
-            frontends.filter(|(_, frontend)| !frontend.shadowed && frontend.port == packet.to.port())
-        };
-        let by_address = all().find(|(_, frontend)| frontend.ip == Some(packet.to.ip()));
-        by_address.or_else(|| {
-            all().find(|(port, frontend)| frontend.ip.is_none() && self.has_node_port(packet, port, frontend))
-        })
+    /// The frontend that a packet is for, or several if it is contested. An address of a Service goes before a node port.
+    fn frontends(&self, packet: &Packet<'_>) -> Vec<(&'a ProxiedPort, &'a Frontend)> {
+        let ports = self.desired(packet).ports().filter(|port| port.protocol() == protocol(packet));
+        let all = ports.flat_map(|port| port.frontends.iter().map(move |frontend| (port, frontend)));
+        let right_port = all.filter(|(_, frontend)| frontend.port == packet.to.port());
+        let (node_ports, mut by_address): (Vec<_>, Vec<_>) = right_port
+            .filter(|(_, frontend)| self.mode.contested_frontends || !frontend.shadowed)
+            .partition(|(_, frontend)| frontend.ip.is_none());
+        by_address.retain(|(_, frontend)| frontend.ip == Some(packet.to.ip()));
+        if by_address.is_empty() {
+            let here = node_ports.into_iter().filter(|(_, frontend)| self.has_node_port(packet, frontend));
+            here.collect()
+        } else {
+            by_address
+        }
     }
 
-    fn has_node_port(&self, packet: &Packet<'_>, port: &ProxiedPort, frontend: &Frontend) -> bool {
-        let ip = packet.to.ip();
-        if !self.is_node(ip) {
-            return false;
-        }
-        let node = &self.desired(packet).node;
-        let answers = if ip.is_loopback() {
-            let allowed = ip.is_ipv4() && self.mode.localhost_node_ports && node.node_ports_on_loopback;
-            allowed && node.node_ports.contains(ip)
-        } else {
-            node.node_ports.contains(ip)
-        };
-        let dead = !matches!(self.verdict(packet, frontend), Verdict::Forward(_)) || !port.has_endpoints;
-        answers || (dead && self.mode.dead_node_ports_everywhere)
+    fn has_node_port(&self, packet: &Packet<'_>, frontend: &Frontend) -> bool {
+        let dead = !matches!(frontend.from_elsewhere, Verdict::Forward(_));
+        self.is_node(packet.to.ip())
+            && (self.node_ports_answer(packet) || (dead && self.mode.dead_node_ports_everywhere))
+    }
+
+    /// Whether node ports answer on the address that a packet is for.
+    fn node_ports_answer(&self, packet: &Packet<'_>) -> bool {
+        let (node, ip) = (&self.desired(packet).node, packet.to.ip());
+        let loopback = ip.is_ipv4() && self.mode.localhost_node_ports && node.node_ports_on_loopback;
+        node.node_ports.contains(ip) && (loopback || !ip.is_loopback())
     }
 
     fn at_frontend(&self, packet: &Packet<'_>, port: &ProxiedPort, frontend: &Frontend) -> Expected {
@@ -169,7 +179,7 @@ impl<'a> Oracle<'a> {
             Verdict::Reject => Expected::refused(),
             Verdict::Drop => Expected::dropped(),
             Verdict::Forward(kind) => {
-                let sticky = port.affinity.map(|_| port.name.clone());
+                let sticky = port.affinity.map(|_| (port.name.clone(), kind));
                 Expected { sticky, ..self.through(packet, frontend, port.pool(kind)) }
             }
         }
@@ -177,6 +187,7 @@ impl<'a> Oracle<'a> {
 
     fn verdict(&self, packet: &Packet<'_>, frontend: &Frontend) -> Verdict {
         match self.origin(packet) {
+            _ if frontend.ip.is_none() && !self.node_ports_answer(packet) => frontend.from_elsewhere,
             Origin::Pod | Origin::Host => frontend.from_node,
             Origin::Elsewhere => frontend.from_elsewhere,
         }
@@ -278,7 +289,7 @@ impl<'a> Oracle<'a> {
         };
         let host = owner.name().to_owned();
         if owner.owns(to.ip()) && self.served.contains(&(host.clone(), transport, to.port())) {
-            expected.answers.insert(to, Seen { host, source });
+            expected.answers.insert(Seen { endpoint: to, host, source });
         } else {
             expected.refused = true;
         }
@@ -305,6 +316,18 @@ impl Expected {
         Expected { dropped: true, ..Expected::default() }
     }
 
+    /// Either of both; who remembers clients is then unknown.
+    fn or(mut self, other: Expected) -> Expected {
+        self.answers.extend(other.answers);
+        let (refused, dropped) = (self.refused || other.refused, self.dropped || other.dropped);
+        Expected { answers: self.answers, refused, dropped, sticky: None }
+    }
+
+    /// Whether this endpoint may answer.
+    pub fn includes(&self, endpoint: SocketAddr) -> bool {
+        self.answers.iter().any(|seen| seen.endpoint == endpoint)
+    }
+
     /// Whether silence is the only thing that may happen.
     pub fn is_silence(&self) -> bool {
         self.dropped && !self.refused && self.answers.is_empty()
@@ -312,20 +335,20 @@ impl Expected {
 
     /// The hosts that may answer.
     pub fn hosts(&self) -> BTreeSet<&str> {
-        self.answers.values().map(|seen| seen.host.as_str()).collect()
+        self.answers.iter().map(|seen| seen.host.as_str()).collect()
     }
 
     /// The source addresses that endpoints may see.
     pub fn sources(&self) -> BTreeSet<IpAddr> {
-        self.answers.values().map(|seen| seen.source).collect()
+        self.answers.iter().map(|seen| seen.source).collect()
     }
 
     /// Whether an outcome is one of those that may be.
     pub fn check(&self, outcome: &Outcome) -> Result<()> {
         let allowed = match outcome {
             Outcome::Answered(Answer { endpoint, source, host, .. }) => {
-                let seen = Seen { host: host.clone(), source: source.ip() };
-                self.answers.get(endpoint) == Some(&seen)
+                let seen = Seen { endpoint: *endpoint, host: host.clone(), source: source.ip() };
+                self.answers.contains(&seen)
             }
             Outcome::Refused(_) => self.refused,
             Outcome::Dropped => self.dropped,
@@ -340,7 +363,7 @@ impl Expected {
 
 impl fmt::Display for Expected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let answers = self.answers.iter().map(|(endpoint, Seen { host, source })| {
+        let answers = self.answers.iter().map(|Seen { endpoint, host, source }| {
             format!("answered by {host} at {endpoint}, which sees {source}")
         });
         let refused = self.refused.then(|| "refused".to_owned());

@@ -140,7 +140,7 @@ const FIRST: u8 = 10;
 pub(super) const POD_GATEWAY: DualIp = DualIp::new([169, 254, 1, 1], [0xfe80, 0, 0, 0, 0, 0, 0, 1]);
 
 /// Pod number `index` in the pod network of a node.
-pub(super) fn pod(network: DualNet, index: u8) -> DualIp {
+pub(crate) fn pod(network: DualNet, index: u8) -> DualIp {
     network.host(FIRST + index)
 }
 
