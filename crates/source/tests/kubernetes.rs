@@ -15,6 +15,7 @@ use portwarden_source::kubernetes::{Client, ClientOptions};
 use support::certificates::Authority;
 use support::follower::Follower;
 use support::scripted::{JSON, PROTOBUF, PROTOBUF_WATCH, Reply, Scripted, Seen, Step};
+use support::virtual_time;
 
 const SERVICES: &str = "/api/v1/services";
 const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
@@ -420,16 +421,9 @@ async fn all_watches_share_one_http2_connection() {
     let server = Scripted::start_tls(&authority.server(), all_is_well).await;
     let kubeconfig = Kubeconfig::new(&server.url, &authority, "", "token: secret");
     let client = Client::new(kubeconfig.options(), None).await.expect("the kubeconfig is good");
-    // The wait for the Node comes first in a real start, and leaves its connection behind.
-    let waited = tokio::time::timeout(
-        Duration::from_secs(1),
-        portwarden_source::kubernetes::wait_for_node(&client, "node-a", false, |_| {}),
-    );
-    assert!(waited.await.is_err(), "there is no such Node");
-    let before = server.seen().len();
     let mut follower = Follower::start(client, "node-a");
     follower.until_listed().await;
-    let seen = &server.seen()[before..];
+    let seen = server.seen();
     assert!(seen.iter().all(|seen| seen.version == http::Version::HTTP_2), "{seen:?}");
     assert!(seen.iter().all(|seen| seen.connection == 1), "{seen:?}");
     assert!(seen.iter().all(|seen| seen.headers["authorization"] == "Bearer secret"));
@@ -600,51 +594,53 @@ fn with(seen: &Seen, watch: Reply) -> Reply {
     }
 }
 
-#[tokio::test]
-async fn no_fault_makes_the_source_busy() {
-    tokio::time::pause();
-    let faults: [(&str, Fault); 10] = [
-        ("internal error", |_, _| Reply::status(500, "InternalError", "no")),
-        ("expired for ever", |_, _| Reply::status(410, "Expired", "no")),
-        ("forbidden", |_, _| Reply::status(403, "Forbidden", "no")),
-        ("unauthorized", |_, _| Reply::status(401, "Unauthorized", "no")),
-        ("not found", |_, _| Reply::status(404, "NotFound", "no")),
-        ("busy", |_, _| Reply::status(429, "TooManyRequests", "no").header("retry-after", "1")),
-        ("watches that end at once", |_, seen| with(seen, Reply::steps(JSON, vec![]))),
-        ("watches that break at once", |_, seen| with(seen, Reply::steps(JSON, vec![Step::Break]))),
-        ("watches that expire at once", |_, seen| {
-            with(seen, Reply::ok(JSON, fixture("services.watch-expired.json")))
-        }),
-        ("watches of nonsense", |_, seen| with(seen, Reply::ok(PROTOBUF_WATCH, &b"\0\0\0\x01x"[..]))),
-    ];
-    for (name, fault) in faults {
-        let requests = busiest_minute(fault).await;
-        println!("{name}: at most {requests} requests for one kind in a minute");
-        assert!(requests <= 20, "{name}: {requests} requests in a minute");
-    }
+#[test]
+fn no_fault_makes_the_source_busy() {
+    virtual_time::run(async {
+        let faults: [(&str, Fault); 10] = [
+            ("internal error", |_, _| Reply::status(500, "InternalError", "no")),
+            ("expired for ever", |_, _| Reply::status(410, "Expired", "no")),
+            ("forbidden", |_, _| Reply::status(403, "Forbidden", "no")),
+            ("unauthorized", |_, _| Reply::status(401, "Unauthorized", "no")),
+            ("not found", |_, _| Reply::status(404, "NotFound", "no")),
+            ("busy", |_, _| Reply::status(429, "TooManyRequests", "no").header("retry-after", "1")),
+            ("watches that end at once", |_, seen| with(seen, Reply::steps(JSON, vec![]))),
+            ("watches that break at once", |_, seen| with(seen, Reply::steps(JSON, vec![Step::Break]))),
+            ("watches that expire at once", |_, seen| {
+                with(seen, Reply::ok(JSON, fixture("services.watch-expired.json")))
+            }),
+            ("watches of nonsense", |_, seen| with(seen, Reply::ok(PROTOBUF_WATCH, &b"\0\0\0\x01x"[..]))),
+        ];
+        for (name, fault) in faults {
+            let requests = busiest_minute(fault).await;
+            println!("{name}: at most {requests} requests for one kind in a minute");
+            assert!(requests <= 20, "{name}: {requests} requests in a minute");
+        }
+    });
 }
 
-#[tokio::test]
-async fn a_watch_that_hangs_is_given_up_and_goes_on() {
-    let server = server(|number, seen| match number {
-        0 => no_streaming(),
-        1 => Reply::ok(JSON, services(&["a"], 5, "")),
-        2 => quiet_watch(),
-        3 => {
-            assert_eq!(seen.parameter("resourceVersion"), Some("5"));
-            Reply::steps(JSON, vec![Step::Send(event("DELETED", &service("a", 9))), Step::Hang])
-        }
-        _ => quiet_watch(),
-    })
-    .await;
-    let client = Client::new(master(&server.url), None).await.expect("the address is good");
-    let mut follower = Follower::start(client, "node-a");
-    follower.until_listed().await;
-    tokio::time::pause();
-    let start = tokio::time::Instant::now();
-    tokio::time::sleep(Duration::from_secs(900)).await;
-    follower.until("the deletion comes", |f| f.gone == ["demo/a"]).await;
-    let seen = for_services(&server);
-    let waited = seen[3].at.duration_since(start);
-    assert!(waited > Duration::from_secs(300), "not before the server's own limit");
+#[test]
+fn a_watch_that_hangs_is_given_up_and_goes_on() {
+    virtual_time::run(async {
+        let server = server(|number, seen| match number {
+            0 => no_streaming(),
+            1 => Reply::ok(JSON, services(&["a"], 5, "")),
+            2 => quiet_watch(),
+            3 => {
+                assert_eq!(seen.parameter("resourceVersion"), Some("5"));
+                Reply::steps(JSON, vec![Step::Send(event("DELETED", &service("a", 9))), Step::Hang])
+            }
+            _ => quiet_watch(),
+        })
+        .await;
+        let client = Client::new(master(&server.url), None).await.expect("the address is good");
+        let mut follower = Follower::start(client, "node-a");
+        follower.until_listed().await;
+        let start = tokio::time::Instant::now();
+        tokio::time::sleep(Duration::from_secs(900)).await;
+        follower.until("the deletion comes", |f| f.gone == ["demo/a"]).await;
+        let seen = for_services(&server);
+        let waited = seen[3].at.duration_since(start);
+        assert!(waited > Duration::from_secs(300), "not before the server's own limit");
+    });
 }

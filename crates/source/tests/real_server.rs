@@ -54,6 +54,7 @@ async fn the_source_works_with_a_real_server() {
     lists_and_watches(&server, "application/vnd.kubernetes.protobuf").await;
     lists_and_watches(&server, "application/json").await;
     refusals_are_explained(&server).await;
+    client_certificates_are_accepted(&server).await;
     the_node_is_waited_for(&server).await;
     events_are_recorded(&server).await;
     a_restart_is_survived(&mut server).await;
@@ -116,6 +117,18 @@ async fn refusals_are_explained(server: &RealServer) {
     follower.until("the token is refused", |f| failing(f, "Services").is_some()).await;
     let text = failing(&follower, "Services").expect("it is refused");
     assert!(text.contains("401") && text.contains("the token of user \"wrong\""), "{text}");
+    follower.task.abort();
+}
+
+async fn client_certificates_are_accepted(server: &RealServer) {
+    let identity = server.authority.user("system:kube-proxy", "none");
+    for (file, text) in [("proxier.crt", &identity.certificate), ("proxier.key", &identity.key)] {
+        std::fs::write(server.folder.path().join(file), text).expect("a file");
+    }
+    let user = "client-certificate: proxier.crt, client-key: proxier.key";
+    let mut follower = Follower::start(client(server.kubeconfig("certificate", user)).await, "node-a");
+    follower.until_listed().await;
+    assert_eq!(follower.names(Kind::Node), ["node-a"]);
     follower.task.abort();
 }
 

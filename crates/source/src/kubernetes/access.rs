@@ -273,3 +273,127 @@ fn explicit_proxy(url: &str, server: &Uri) -> Result<Intercept, AccessError> {
     let proxy = Matcher::builder().all(url.to_owned()).build().intercept(server);
     proxy.ok_or_else(|| AccessError::Address { text: url.to_owned(), what: "a proxy" })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn surroundings(account: &Path) -> Surroundings {
+        Surroundings {
+            service_host: Some("fd00::1".into()),
+            service_port: Some("6443".into()),
+            service_account: account.to_owned(),
+            proxies: Matcher::builder().https("http://proxy:3128").no("inside,10.0.0.0/8").build(),
+        }
+    }
+
+    fn authority() -> String {
+        let key = rcgen::KeyPair::generate().expect("a key");
+        rcgen::CertificateParams::default().self_signed(&key).expect("a certificate").pem()
+    }
+
+    /// Loads a kubeconfig with these entries for cluster and user.
+    fn load(cluster: &str, user: &str, master: Option<&str>) -> Result<Access, AccessError> {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::write(folder.path().join("ca.crt"), authority()).expect("a file");
+        fs::write(folder.path().join("empty.crt"), "").expect("a file");
+        let path = folder.path().join("config");
+        let text = format!(
+            "current-context: here\nclusters: [{{name: c, cluster: {{{cluster}}}}}]\n\
+             contexts: [{{name: here, context: {{cluster: c, user: u}}}}]\nusers: [{{name: u, user: {{{user}}}}}]\n"
+        );
+        fs::write(&path, text).expect("a file");
+        Access::load(Some(&path), master, &surroundings(folder.path()))
+    }
+
+    fn error(result: Result<Access, AccessError>) -> String {
+        super::super::error::chain(&result.expect_err("it is bad"))
+    }
+
+    #[test]
+    fn a_pod_finds_its_api_server() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let account = surroundings(folder.path());
+        let text = error(Access::load(None, None, &account));
+        assert!(text.contains("token: No such file") && text.contains("give --kubeconfig"), "{text}");
+        fs::write(folder.path().join("token"), "t").expect("a file");
+        fs::write(folder.path().join("ca.crt"), authority()).expect("a file");
+        let access = Access::load(None, None, &account).expect("all is there");
+        assert_eq!(access.config.cluster_url, "https://[fd00::1]:6443");
+        assert_eq!(access.token_file, Some(folder.path().join("token")));
+        assert_eq!(
+            access.config.root_cert_file,
+            Some(folder.path().join("ca.crt")),
+            "followed when it is rotated"
+        );
+        assert!(access.identity.starts_with("the service account token in "));
+        let nowhere = Surroundings { service_host: None, ..account };
+        assert!(error(Access::load(None, None, &nowhere)).contains("KUBERNETES_SERVICE_HOST"));
+    }
+
+    #[test]
+    fn a_master_replaces_the_server_and_needs_no_kubeconfig() {
+        let url = |cluster, master| {
+            let access = load(cluster, "token: t", Some(master)).expect("it is good");
+            access.config.cluster_url.to_string()
+        };
+        assert_eq!(url("server: 'https://a:1'", "https://b:2/prefix"), "https://b:2/prefix");
+        assert_eq!(url("certificate-authority: ca.crt", "b:2"), "https://b:2/");
+        assert_eq!(url("", "b:2"), "http://b:2/");
+        let account = surroundings(Path::new("/nonexistent"));
+        let access = Access::load(None, Some("http://127.0.0.1:8080"), &account).expect("it is good");
+        assert_eq!(access.identity, "no credentials");
+        assert!(error(Access::load(None, Some("ftp://x"), &account)).contains("not a usable address"));
+    }
+
+    #[test]
+    fn a_token_file_counts_more_than_an_inline_token() {
+        let access = load("server: 'https://a'", "tokenFile: t, token: old", None).expect("it is good");
+        assert!(access.token_file.is_some_and(|file| file.is_absolute()), "relative to the kubeconfig");
+        assert!(access.config.auth_info.token.is_none());
+    }
+
+    #[test]
+    fn proxies_come_from_the_kubeconfig_or_the_environment() {
+        let proxy = |cluster| {
+            let access = load(cluster, "token: t", None).expect("it is good");
+            access.proxy.map(|proxy| proxy.uri().to_string())
+        };
+        assert_eq!(proxy("server: 'https://a'").as_deref(), Some("http://proxy:3128/"));
+        assert_eq!(proxy("server: 'https://10.1.2.3'"), None, "the server itself is excepted");
+        assert_eq!(proxy("server: 'https://api.inside'"), None);
+        let own = proxy("server: 'https://10.1.2.3', proxy-url: 'socks5://other:1080'");
+        assert_eq!(own.as_deref(), Some("socks5://other:1080/"));
+    }
+
+    #[test]
+    fn mistakes_in_a_kubeconfig_are_named_with_the_file() {
+        assert!(error(load("", "token: t", None)).ends_with("/config names no server"));
+        assert!(
+            error(load("server: 'https://a', certificate-authority-data: '*'", "", None))
+                .contains("/config: ")
+        );
+        let empty = error(load("server: 'https://a', certificate-authority: empty.crt", "", None));
+        assert!(empty.contains("empty.crt: there is no certificate in it"), "{empty}");
+        let missing = error(load("server: 'https://a', certificate-authority: none.crt", "", None));
+        assert!(missing.contains("none.crt: No such file"), "{missing}");
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("config");
+        let of_text = |text: &str| {
+            fs::write(&path, text).expect("a file");
+            error(Access::load(Some(&path), None, &surroundings(folder.path())))
+        };
+        assert!(of_text("").ends_with("/config has no current-context"));
+        assert!(
+            of_text("current-context: x").ends_with("has no context \"x\", which is its current-context")
+        );
+        let no_cluster = "current-context: x\ncontexts: [{name: x, context: {cluster: y}}]";
+        assert!(of_text(no_cluster).ends_with("has no cluster \"y\", which context \"x\" names"));
+        assert!(of_text("[").contains("/config: "));
+        fs::remove_file(&path).expect("it is there");
+        assert!(
+            error(Access::load(Some(&path), None, &surroundings(folder.path()))).contains("No such file")
+        );
+    }
+}

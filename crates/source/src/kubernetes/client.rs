@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER, USER_AGENT}
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use kube::client::Body;
+use tokio::sync::MutexGuard;
 use tokio::time::Instant;
 
 use super::access::{Access, AccessError, Surroundings};
@@ -109,6 +111,10 @@ struct Connection {
     identity: String,
     trust: String,
     token: Option<TokenFile>,
+    /// Whether a request came through. Until then they go one by one: HTTP/2 lets the others share what the first has opened,
+    /// where all at once would each open a connection of their own.
+    open: AtomicBool,
+    opening: tokio::sync::Mutex<()>,
 }
 
 /// A request.
@@ -177,8 +183,11 @@ impl Client {
         let path = call.path_and_query.split('?').next().unwrap_or_default().to_owned();
         let (method, request_size) = (call.method.clone(), call.body.len());
         let request = self.request(call, &connection)?;
+        let turn = connection.turn_to_open().await;
         let start = Instant::now();
         let answer = tokio::time::timeout(ANSWER, connection.http.send(request)).await;
+        connection.open.store(matches!(answer, Ok(Ok(_))), Ordering::Relaxed);
+        drop(turn);
         if let Some(observer) = &self.shared.observer {
             let code = answer.as_ref().ok().and_then(|answer| answer.as_ref().ok());
             observer(&Observation {
@@ -258,11 +267,22 @@ impl Connection {
                 identity: access.identity,
                 trust: access.trust,
                 token: access.token_file.map(TokenFile::new),
+                open: AtomicBool::new(false),
+                opening: tokio::sync::Mutex::default(),
             })
         };
         // Plugins are run and files are read: not on the thread that serves everything else.
         let built = tokio::task::spawn_blocking(build).await;
         built.unwrap_or_else(|error| Err(AccessError::Interrupted(error.to_string())))
+    }
+
+    /// Waits until the connection is open, or until it is this request's turn to open it.
+    async fn turn_to_open(&self) -> Option<MutexGuard<'_, ()>> {
+        if self.open.load(Ordering::Relaxed) {
+            return None;
+        }
+        let turn = self.opening.lock().await;
+        (!self.open.load(Ordering::Relaxed)).then_some(turn)
     }
 
     /// Reads why a request was refused.

@@ -186,6 +186,12 @@ impl RequestError {
         if find::<kube::client::AuthError>(error).is_some() {
             return RequestError::Credentials(chain(error));
         }
+        let transport = find::<hyper_util::client::legacy::Error>(error);
+        if let Some(broken) = transport.filter(|error| !error.is_connect()) {
+            return RequestError::Broken(
+                causes(broken).skip(1).last().map_or_else(|| broken.to_string(), chain),
+            );
+        }
         let problem = match find::<io::Error>(error).map(io::Error::kind) {
             Some(io::ErrorKind::ConnectionRefused) => {
                 "connection refused; is it running, and is the address right?".to_owned()
@@ -197,7 +203,7 @@ impl RequestError {
             Some(io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable) => {
                 "there is no route to it".to_owned()
             }
-            _ => chain(error),
+            _ => transport.map_or_else(|| chain(error), |error| chain(error)),
         };
         RequestError::Connect { server, problem }
     }
