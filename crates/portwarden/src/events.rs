@@ -6,21 +6,19 @@ use portwarden_model::NamespacedName;
 use portwarden_source::kubernetes::{EventRecorder, NewEvent, Regarding, Severity};
 
 /// Takes Events, if there is an API to tell them to. Cheap to clone; never blocks.
-#[derive(Debug, Clone)]
-pub struct Events {
+#[derive(Debug, Clone, Default)]
+pub struct Events(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
     node: String,
-    recorder: Arc<Mutex<Option<EventRecorder>>>,
+    recorder: Option<EventRecorder>,
 }
 
 impl Events {
-    /// For the proxy of this Node. Nothing is told before [`Events::attach`].
-    pub fn new(node: &str) -> Self {
-        Events { node: node.to_owned(), recorder: Arc::default() }
-    }
-
-    /// Tells Events to this API from now on.
-    pub fn attach(&self, recorder: Option<EventRecorder>) {
-        *self.recorder.lock().unwrap_or_else(PoisonError::into_inner) = recorder;
+    /// Tells Events to this API from now on, as the proxy of this Node. Nothing is told before.
+    pub fn attach(&self, node: &str, recorder: Option<EventRecorder>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = State { node: node.to_owned(), recorder };
     }
 
     /// The proxy started.
@@ -35,22 +33,25 @@ impl Events {
 
     /// Something is wrong with a Service.
     pub fn service_warning(&self, service: NamespacedName, reason: &str, action: &str, note: String) {
-        self.record(Regarding::Service(service), Severity::Warning, reason, action, note);
+        self.record(Severity::Warning, reason, action, note, |_| Regarding::Service(service));
     }
 
     fn on_node(&self, severity: Severity, reason: &str, note: String) {
-        self.record(Regarding::Node(self.node.clone()), severity, reason, "StartKubeProxy", note);
+        self.record(severity, reason, "StartKubeProxy", note, |node| Regarding::Node(node.to_owned()));
     }
 
-    fn record(&self, regarding: Regarding, severity: Severity, reason: &str, action: &str, note: String) {
-        if let Some(recorder) = &*self.recorder.lock().unwrap_or_else(PoisonError::into_inner) {
-            recorder.record(NewEvent {
-                regarding,
-                severity,
-                reason: reason.to_owned(),
-                action: action.to_owned(),
-                note,
-            });
+    fn record(
+        &self,
+        severity: Severity,
+        reason: &str,
+        action: &str,
+        note: String,
+        regarding: impl FnOnce(&str) -> Regarding,
+    ) {
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(recorder) = &state.recorder {
+            let (reason, action) = (reason.to_owned(), action.to_owned());
+            recorder.record(NewEvent { regarding: regarding(&state.node), severity, reason, action, note });
         }
     }
 }

@@ -350,3 +350,46 @@ fn a_health_check_port_answers_on_the_node() -> Result<()> {
     rig.objects(&objects)?;
     rig.wait_until("no local endpoint to be left", || Ok(rig.get(31000, "/")?.0 == 503))
 }
+
+/// A panic in any thread is logged and ends the process with status 2. Run in a child, which is this very test with a sign in its
+/// environment.
+#[test]
+fn a_panic_in_any_thread_ends_the_process() -> Result<()> {
+    const SIGN: &str = "PORTWARDEN_TEST_PANIC";
+    if std::env::var_os(SIGN).is_some() {
+        std::sync::Arc::<portwarden::logging::Logs>::default().start();
+        portwarden::logging::end_on_panic();
+        let thread = std::thread::spawn(|| panic!("the very reason"));
+        let _ = thread.join();
+        return Ok(());
+    }
+    let child = std::process::Command::new(std::env::current_exe()?)
+        .args(["--exact", "a_panic_in_any_thread_ends_the_process", "--nocapture"])
+        .env(SIGN, "yes")
+        .output()?;
+    let errors = String::from_utf8_lossy(&child.stderr);
+    ensure!(child.status.code() == Some(2), "{:?} {errors}", child.status);
+    ensure!(errors.contains("Internal error") && errors.contains("panic=\"the very reason\""), "{errors}");
+    Ok(())
+}
+
+#[test]
+fn explains_where_packets_go() -> Result<()> {
+    let rig = rig()?;
+    let manifests = format!("--manifests={}", rig.path("manifests").display());
+    let program = env!("CARGO_BIN_EXE_portwarden");
+    let run = |service: &str| {
+        rig.node().command(program).args(["explain", service, &manifests, "--hostname-override=node-a"]).run()
+    };
+    let text = run("demo/web")?;
+    let near = rig.topology.pod(0).ip();
+    ensure!(text.contains("demo/web, IPv4\n  port p (TCP)\n    cluster IP 10.96.0.10:80\n"), "{text}");
+    ensure!(text.contains(&format!("    endpoint {}:8080 on node-a: used: ready\n", near.v4)), "{text}");
+    ensure!(text.contains("demo/web, IPv6\n"), "{text}");
+    let error = format!("{:#}", run("web").err().context("no such Service")?);
+    ensure!(
+        error.contains("there is no Service default/web") && error.contains("there is demo/web"),
+        "{error}"
+    );
+    Ok(())
+}

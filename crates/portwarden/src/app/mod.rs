@@ -69,7 +69,6 @@ pub struct Order {
 /// The running process.
 pub struct App {
     order: Order,
-    node: String,
     families: FamilySupport,
     started: Moment,
     engine: Handle,
@@ -96,7 +95,7 @@ impl App {
         let families = dataplanes::families(settled.mode)?;
         dataplanes::show_packets(settled.mode, &metrics.mode);
         let health = SharedHealth::new(settled.pacing.sync_period);
-        let events = Events::new(&node);
+        let events = Events::default();
         let (published, outlets) = Published::new(1000);
         let (engine, engine_ended) = start_engine(Parts {
             settings: settled.model_settings(&node, started.wall),
@@ -114,14 +113,13 @@ impl App {
         let servers = Servers::start(&order, &health, &metrics, &logs).await?;
         let source =
             RunningSource::start(settled, &node, &order.version, &engine, &metrics.rest_client).await?;
-        events.attach(source.recorder());
+        events.attach(&node, source.recorder());
         let mut tasks = JoinSet::new();
         start_followers(&mut tasks, outlets, &node, &health, &metrics, &events);
         events.started();
         tell_deprecations(&order.notices, &events);
         Ok(App {
             order,
-            node,
             families,
             started,
             engine,

@@ -5,9 +5,12 @@ use std::collections::BTreeSet;
 use anyhow::Context;
 use tracing::{error, info, warn};
 
-use super::{App, RunningSource, dataplanes, pacing, prepare_host, retire_others, set_oom_score};
+use super::{
+    App, RunningSource, check_against_node, dataplanes, pacing, prepare_host, retire_others, set_oom_score,
+};
 use crate::config::{self, Part, Plan, Settled, reload_plan};
 use crate::engine::{Message, Reconfiguration, Replacement};
+use crate::host;
 use crate::logging::chain;
 
 impl App {
@@ -45,20 +48,22 @@ impl App {
     /// Applies what differs. What can fail comes first, so that a failure leaves everything as it was.
     async fn apply(&mut self, settled: Settled, plan: &Plan) -> anyhow::Result<()> {
         let (restarts, live) = (plan.restarts(), plan.live());
+        let node = host::node_name(settled.hostname_override.as_deref())?;
         let dataplanes =
             restarts.contains(&Part::Dataplane).then(|| self.replacement(&settled)).transpose()?;
         if restarts.contains(&Part::Source) {
-            let (node, version, metrics) = (&self.node, &self.order.version, &self.metrics.rest_client);
-            self.source = RunningSource::start(&settled, node, version, &self.engine, metrics)
+            let (version, metrics) = (&self.order.version, &self.metrics.rest_client);
+            self.source = RunningSource::start(&settled, &node, version, &self.engine, metrics)
                 .await
                 .context("cannot start the source of objects anew")?;
-            self.events.attach(self.source.recorder());
+            self.events.attach(&node, self.source.recorder());
         }
         self.engine.send(Message::Reconfigure(Box::new(Reconfiguration {
-            settings: settled.model_settings(&self.node, self.started.wall),
+            settings: settled.model_settings(&node, self.started.wall),
             pacing: pacing(&settled),
             dataplanes,
         })));
+        self.check(&settled);
         self.health.set_sync_period(settled.pacing.sync_period);
         self.logs.apply(&settled.logging);
         if live.contains(&Part::Kernel)
@@ -73,6 +78,16 @@ impl App {
         self.restart_servers(&settled, &restarts).await;
         self.order.settled = settled;
         Ok(())
+    }
+
+    /// What is wrong with the configuration on this very node is told; rules in force are no reason to end.
+    fn check(&self, settled: &Settled) {
+        let check = check_against_node(settled.clone(), self.families);
+        self.engine.send(Message::Look(Box::new(move |cluster| {
+            if let Err(error) = check(cluster) {
+                error!(err = error, "Kube-proxy configuration may be incomplete or incorrect");
+            }
+        })));
     }
 
     /// Starts servers anew whose address changed. One that cannot have its address goes on trying: the process runs, and must not end now.

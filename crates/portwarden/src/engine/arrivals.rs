@@ -168,7 +168,7 @@ impl Arrivals {
                 log_differences(before.as_ref(), node);
                 self.node = Some(node.clone());
             }
-            (None, Some(gone)) => {
+            (None, Some(gone)) if gone.name == cluster.settings().node_name => {
                 if gone.eligible {
                     warn!(node = %gone.name, "Node is being deleted; keeping its addresses");
                 }
@@ -176,7 +176,7 @@ impl Arrivals {
                 cluster.apply(Event::NodeApplied(kept.clone()));
                 self.node = Some(kept);
             }
-            (None, None) => {}
+            (None, _) => {}
         }
     }
 }

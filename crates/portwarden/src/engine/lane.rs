@@ -105,6 +105,10 @@ impl Lane {
     /// Reads what the kernel told. `Some` is what somebody else did, and whether that is news.
     pub(super) fn look_for_tampering(&mut self, now: Instant) -> Option<(String, bool)> {
         let what = self.dataplane.tampering()?;
+        // Before the first sync there is nothing of ours; what is there belongs to whom we take over from.
+        if !self.is_installed() {
+            return None;
+        }
         self.pending.full = true;
         Some((what, self.repair.ask(now)))
     }

@@ -50,10 +50,10 @@ fn write_port(out: &mut String, port: &PortExplanation) {
     }
     match port.topology {
         Some(Topology::SameNode) => {
-            out.push_str("    hints narrow the endpoints of the cluster to those for this node\n")
+            out.push_str("    hints narrow the endpoints of the cluster to those for this node\n");
         }
         Some(Topology::SameZone) => {
-            out.push_str("    hints narrow the endpoints of the cluster to those for this zone\n")
+            out.push_str("    hints narrow the endpoints of the cluster to those for this zone\n");
         }
         Some(Topology::Everywhere) | None => {}
     }

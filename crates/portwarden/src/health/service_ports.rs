@@ -200,7 +200,7 @@ mod tests {
         }
         let context = ServicePortsContext {
             health: health.clone(),
-            events: Events::new("node-a"),
+            events: Events::default(),
             node: "node-a".to_owned(),
             turned_away: IntCounter::new("turned_away", "for this test").expect("a counter"),
         };
