@@ -223,6 +223,19 @@ fn sighup_reads_the_configuration_again() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn other_signals_are_heard_as_the_reference_hears_them() -> Result<()> {
+    let mut rig = started("nftables")?;
+    rig.signal(Signal::SIGUSR1)?;
+    rig.signal(Signal::SIGHUP)?;
+    rig.wait_for_log("The configuration was read again")?;
+    ensure!(rig.is_running(), "SIGUSR1 is ignored");
+    rig.signal(Signal::SIGQUIT)?;
+    rig.wait_for_log("Ended by SIGQUIT")?;
+    ensure!(has_rules(&rig, "nftables")?);
+    Ok(())
+}
+
 /// As the first process of a container, nobody else's default would end it.
 #[test]
 fn as_process_1_it_still_hears_sigterm() -> Result<()> {

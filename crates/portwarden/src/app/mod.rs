@@ -7,7 +7,7 @@
 //! | `servers.rs` | the health and metrics servers |
 //! | `notices.rs` | what the engine noticed, told as Events |
 //! | `config_file.rs`, `reload.rs` | a changed configuration file and what it means |
-//! | `signals.rs` | SIGTERM, SIGINT, SIGHUP |
+//! | `signals.rs` | what signals ask for |
 
 mod config_file;
 mod dataplanes;
@@ -151,8 +151,12 @@ impl App {
             tokio::select! {
                 signal = signals.next() => match signal {
                     Signal::Reload => self.reload().await,
-                    other => {
-                        info!(signal = ?other, "Stopping; the rules stay in place");
+                    Signal::Quit => {
+                        error!("Ended by SIGQUIT; the rules stay in place");
+                        std::process::exit(2);
+                    }
+                    Signal::Terminate | Signal::Interrupt => {
+                        info!(?signal, "Stopping; the rules stay in place");
                         return self.stop().await;
                     }
                 },

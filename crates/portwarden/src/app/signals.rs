@@ -13,6 +13,8 @@ pub enum Signal {
     Interrupt,
     /// SIGHUP.
     Reload,
+    /// SIGQUIT.
+    Quit,
 }
 
 /// The signals that come in from now on.
@@ -20,24 +22,33 @@ pub struct Signals {
     terminate: Stream,
     interrupt: Stream,
     hang_up: Stream,
+    quit: Stream,
+    /// Taken over only to be ignored: by default it would end the process.
+    user: Stream,
 }
 
 impl Signals {
-    /// Takes over SIGTERM, SIGINT and SIGHUP. Must run inside a runtime.
+    /// Takes over SIGTERM, SIGINT, SIGHUP, SIGQUIT and SIGUSR1. Must run inside a runtime.
     pub fn new() -> io::Result<Self> {
         Ok(Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hang_up: signal(SignalKind::hangup())?,
+            quit: signal(SignalKind::quit())?,
+            user: signal(SignalKind::user_defined1())?,
         })
     }
 
-    /// The next signal.
+    /// The next signal that asks for something.
     pub async fn next(&mut self) -> Signal {
-        tokio::select! {
-            _ = self.terminate.recv() => Signal::Terminate,
-            _ = self.interrupt.recv() => Signal::Interrupt,
-            _ = self.hang_up.recv() => Signal::Reload,
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return Signal::Terminate,
+                _ = self.interrupt.recv() => return Signal::Interrupt,
+                _ = self.hang_up.recv() => return Signal::Reload,
+                _ = self.quit.recv() => return Signal::Quit,
+                _ = self.user.recv() => {}
+            }
         }
     }
 }

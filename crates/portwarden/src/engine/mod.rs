@@ -266,6 +266,10 @@ impl Engine {
             self.health.updated(family, now.instant);
             self.metrics.sync.queued(family, now.wall);
         }
+        self.announce_modes();
+    }
+
+    fn announce_modes(&self) {
         for mode in self.lanes.modes() {
             self.metrics.mode.announce(mode);
         }
@@ -284,7 +288,7 @@ impl Engine {
         if let Some(replacement) = wanted.dataplanes {
             self.lanes.replace(replacement, wanted.pacing, now.instant);
         }
-        self.announce(now);
+        self.announce_modes();
         for family in self.lanes.families() {
             self.request(family, now);
         }

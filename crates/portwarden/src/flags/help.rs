@@ -19,9 +19,10 @@ pub(super) fn help(program: Program) -> String {
     let name = program.name();
     let mut text = format!(
         "{name} makes this node's kernel send connections for Kubernetes Services to their endpoints.\n\n\
-         Usage:\n  {name} [flags]\n\n\
+         Usage:\n  {name} [flags]\n{}\n\
          With --config, flags marked (file) are ignored: the file decides. An underscore in a flag's name\n\
-         is read as a dash. A switch takes a value only after an equals sign: --masquerade-all=false.\n"
+         is read as a dash. A switch takes a value only after an equals sign: --masquerade-all=false.\n",
+        subcommands(program)
     );
     for group in GROUPS {
         let flags: Vec<&Flag> =
@@ -36,6 +37,16 @@ pub(super) fn help(program: Program) -> String {
     }
     text.truncate(text.trim_end().len());
     text
+}
+
+/// What only our own name offers.
+fn subcommands(program: Program) -> &'static str {
+    match program {
+        Program::KubeProxy => "",
+        Program::Portwarden => {
+            "  portwarden explain [NAMESPACE/]SERVICE [flags]   why packets to a Service go where they go\n"
+        }
+    }
 }
 
 fn describe(text: &mut String, flag: &Flag) {
