@@ -64,6 +64,8 @@ pub struct Expected {
     pub refused: bool,
     /// It may get no answer.
     pub dropped: bool,
+    /// Several frontends want the packet, and not all of this can be true at once.
+    pub contested: bool,
     /// The service port, and its pool, that remember the client.
     pub sticky: Option<(PortName, PoolKind)>,
 }
@@ -320,7 +322,7 @@ impl Expected {
     fn or(mut self, other: Expected) -> Expected {
         self.answers.extend(other.answers);
         let (refused, dropped) = (self.refused || other.refused, self.dropped || other.dropped);
-        Expected { answers: self.answers, refused, dropped, sticky: None }
+        Expected { answers: self.answers, refused, dropped, contested: true, sticky: None }
     }
 
     /// Whether this endpoint may answer.

@@ -100,7 +100,7 @@ impl Rig {
             rig.cluster.apply(Event::ListDone(kind));
         }
         rig.cluster.resolve();
-        rig.sync_with(PerFamily::from_fn(|_| Changes::everything()))?;
+        rig.sync_with(&everything())?;
         Ok(rig)
     }
 
@@ -179,17 +179,17 @@ impl Rig {
     /// Brings the kernel up to date with what changed.
     pub fn sync(&mut self) -> Result<()> {
         let changes = self.cluster.resolve();
-        self.sync_with(changes)
+        self.sync_with(&changes)
     }
 
     /// Starts the dataplanes anew over what the kernel has, as after the end of the process.
     pub fn restart(&mut self) -> Result<()> {
         self.dataplanes = start(&self.candidate, &self.topology, &self.options)?;
         self.cluster.resolve();
-        self.sync_with(PerFamily::from_fn(|_| Changes::everything()))
+        self.sync_with(&everything())
     }
 
-    fn sync_with(&mut self, changes: PerFamily<Changes>) -> Result<()> {
+    fn sync_with(&mut self, changes: &PerFamily<Changes>) -> Result<()> {
         let _inside = self.topology.node().namespace().enter()?;
         for (family, changes) in changes.iter().filter(|(_, changes)| !changes.is_empty()) {
             let desired = self.cluster.desired(family);
@@ -254,6 +254,10 @@ impl From<manifest::ServiceCidr> for Object {
     fn from(cidr: manifest::ServiceCidr) -> Object {
         Object::ServiceCidr(cidr)
     }
+}
+
+fn everything() -> PerFamily<Changes> {
+    PerFamily::from_fn(|_| Changes::everything())
 }
 
 fn start(

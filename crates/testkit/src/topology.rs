@@ -23,6 +23,7 @@ mod wiring;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use addresses::DualIp;
 use anyhow::{Result, ensure};
 
 pub use host::Host;
@@ -38,11 +39,12 @@ pub enum PodNetwork {
 }
 
 /// What to build; one pod on each node unless told otherwise.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Builder {
     pods: u8,
     remote_pods: u8,
     pod_network: PodNetwork,
+    node_addresses: Vec<DualIp>,
 }
 
 /// The cluster. Everything in it ends with it.
@@ -59,7 +61,7 @@ pub struct Topology {
 impl Topology {
     /// Starts a description.
     pub fn builder() -> Builder {
-        Builder { pods: 1, remote_pods: 1, pod_network: PodNetwork::Routed }
+        Builder { pods: 1, remote_pods: 1, pod_network: PodNetwork::Routed, node_addresses: Vec::new() }
     }
 
     /// The node under test, `node-a`.
@@ -145,10 +147,16 @@ impl Builder {
         self
     }
 
+    /// Another address that the node under test bears.
+    pub fn node_address(mut self, ip: DualIp) -> Builder {
+        self.node_addresses.push(ip);
+        self
+    }
+
     /// Makes the namespaces and joins them.
     pub fn build(self) -> Result<Topology> {
         const MOST: u8 = 200;
         ensure!(self.pods <= MOST && self.remote_pods <= MOST, "a node takes at most {MOST} pods");
-        wiring::build(self)
+        wiring::build(&self)
     }
 }

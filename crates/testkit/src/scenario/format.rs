@@ -5,6 +5,7 @@ mod steps;
 mod text;
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 
 use anyhow::{Result, anyhow, bail};
 use portwarden_model::Family;
@@ -16,8 +17,8 @@ pub use objects::{
     ServiceContent, ServiceType, SliceContent,
 };
 pub use steps::{
-    Clients, Command, Connect, Deletion, Exchange, Failure, Forget, HealthCheckContent, LoadCheck, LoadStart,
-    Probe, Step,
+    Clients, Connect, Deletion, Exchange, Failure, Forget, HealthCheckContent, LoadCheck, LoadStart, Probe,
+    Step,
 };
 pub use text::{Names, Range, Sender, SourceContent, Target};
 
@@ -94,11 +95,13 @@ pub struct TopologyContent {
     pub remote_pods: u8,
     /// Whether the pods of `node-a` are on the bridge `cni0` instead of devices of their own.
     pub bridge: bool,
+    /// More addresses of `node-a`, such as load-balancer addresses that it bears itself.
+    pub node_addresses: Vec<Ipv4Addr>,
 }
 
 impl Default for TopologyContent {
     fn default() -> Self {
-        TopologyContent { pods: 3, remote_pods: 2, bridge: false }
+        TopologyContent { pods: 3, remote_pods: 2, bridge: false, node_addresses: Vec::new() }
     }
 }
 

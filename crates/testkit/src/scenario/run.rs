@@ -12,11 +12,10 @@ use anyhow::{Context, Result, bail, ensure};
 use portwarden_model::{DetectLocal, Family, Name, NamespacedName, NodePortRange, Settings};
 
 use super::format::{
-    Command, Content, Deletion, DetectLocalMode, HealthCheckContent, Objects, Sender, SettingsContent, Step,
-    Target,
+    Content, Deletion, DetectLocalMode, HealthCheckContent, Objects, Sender, SettingsContent, Step, Target,
 };
 use super::objects::Catalogue;
-use super::twins::{ip_in, net_in};
+use super::twins::{both, ip_in, net_in};
 use crate::build::NAMESPACE;
 use crate::oracle::Packet;
 use crate::probe::{Connection, Load, Probe};
@@ -61,17 +60,19 @@ impl Way<'_> {
 impl Play {
     fn start(content: &Content, candidate: Candidate) -> Result<Play> {
         let pod_network = if content.topology.bridge { PodNetwork::Bridge } else { PodNetwork::Routed };
-        let topology = Topology::builder()
+        let mut topology = Topology::builder()
             .pods(content.topology.pods)
             .remote_pods(content.topology.remote_pods)
-            .pod_network(pod_network)
-            .build()?;
+            .pod_network(pod_network);
+        for ip in &content.topology.node_addresses {
+            topology = topology.node_address(both(*ip)?);
+        }
         let families: Vec<Family> = content.families.iter().copied().map(Family::from).collect();
         let settings =
             settings(&content.settings, Rig::settings(&candidate), &families).context("settings")?;
         let localhost = content.settings.localhost_node_ports.unwrap_or(true);
         let mut play = Play {
-            rig: Rig::with_options(candidate, topology, settings, localhost)?,
+            rig: Rig::with_options(candidate, topology.build()?, settings, localhost)?,
             catalogue: Catalogue::new(&content.families),
             families,
             sticky: BTreeMap::new(),
@@ -111,7 +112,6 @@ impl Play {
                 self.rig.restart()
             }
             Step::HealthCheck(check) => self.health_check(check),
-            Step::Run(command) => self.command(command),
         }
     }
 
@@ -161,12 +161,6 @@ impl Play {
             let expected = check.port.map(|port| (port, check.local_endpoints));
             ensure!(told == expected, "{family}: port and endpoints are {told:?}, expected {expected:?}");
         }
-        Ok(())
-    }
-
-    fn command(&self, command: &Command) -> Result<()> {
-        let (program, arguments) = command.command.split_first().context("no program is named")?;
-        self.rig.host(&command.on)?.command(program).args(arguments).run()?;
         Ok(())
     }
 }

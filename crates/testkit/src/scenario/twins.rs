@@ -10,7 +10,7 @@ use ipnet::{IpNet, Ipv4Net};
 use portwarden_model::Family;
 
 use crate::topology::addresses::{
-    CLIENTS, CLUSTER_CIDR, DualNet, EVERYWHERE, EXTERNAL_IPS, NODE_B_PODS, NODE_PODS, NODE_SECONDARY,
+    CLIENTS, CLUSTER_CIDR, DualIp, DualNet, EVERYWHERE, EXTERNAL_IPS, NODE_B_PODS, NODE_PODS, NODE_SECONDARY,
     SERVICE_CIDR, UPLINK, VIPS,
 };
 
@@ -28,6 +28,12 @@ pub(super) fn ip_in(ip: IpAddr, family: Family) -> Result<Option<IpAddr>> {
             Ok(Some(twin.into()))
         }
     }
+}
+
+/// An address and its twin.
+pub(super) fn both(ip: Ipv4Addr) -> Result<DualIp> {
+    let twin = twin(ip).with_context(|| format!("{ip} has no IPv6 twin"))?;
+    Ok(DualIp { v4: ip, v6: twin })
 }
 
 /// What `net` stands for in a family, if anything.

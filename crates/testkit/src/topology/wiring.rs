@@ -23,7 +23,7 @@ const POD_BRIDGE: u32 = 3;
 /// The devices towards pods, or towards nodes on the uplink's bridge, count from here.
 const PORTS: u32 = 10;
 
-pub(super) fn build(plan: Builder) -> Result<Topology> {
+pub(super) fn build(plan: &Builder) -> Result<Topology> {
     let servers = Arc::new(Servers::start()?);
     let host = |name: &str, addresses: Vec<DualIp>, forwards| -> Result<Host> {
         let namespace = Namespace::new(name)?;
@@ -34,7 +34,7 @@ pub(super) fn build(plan: Builder) -> Result<Topology> {
         host(&format!("{prefix}-{index}"), vec![addresses::pod(network, index)], false)
     };
     let topology = Topology {
-        node: host("node-a", vec![NODE, NODE_SECONDARY], true)?,
+        node: host("node-a", [&[NODE, NODE_SECONDARY], plan.node_addresses.as_slice()].concat(), true)?,
         node_b: host("node-b", vec![NODE_B], true)?,
         outside: host("outside", addresses::clients().chain([ROUTER]).collect(), false)?,
         pods: (0..plan.pods).map(|index| pod("pod", NODE_PODS, index)).collect::<Result<_>>()?,
@@ -117,7 +117,7 @@ fn join_uplink(topology: &Topology) -> Result<()> {
 
     let [(node, ..), (node_b, ..)] = &mut nodes;
     let to_services = [SERVICE_CIDR, VIPS, EXTERNAL_IPS, host_net(NODE_SECONDARY)];
-    node.join(&[NODE_SECONDARY], NODE, NODE, &[(NODE_B_PODS, NODE_B), (EVERYWHERE, ROUTER)])?;
+    node.join(&topology.node.addresses()[1..], NODE, NODE, &[(NODE_B_PODS, NODE_B), (EVERYWHERE, ROUTER)])?;
     let via_node = to_services.map(|network| (network, NODE));
     node_b.join(
         &[],

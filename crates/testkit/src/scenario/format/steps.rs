@@ -36,8 +36,6 @@ pub enum Step {
     Restart(Restart),
     /// What load balancers are told.
     HealthCheck(HealthCheckContent),
-    /// Somebody does something to a host.
-    Run(Command),
 }
 
 /// Packets and what becomes of them.
@@ -191,14 +189,4 @@ pub struct HealthCheckContent {
     /// The number of endpoints here.
     #[serde(default)]
     pub local_endpoints: usize,
-}
-
-/// A program that runs on a host.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Command {
-    /// The host.
-    pub on: String,
-    /// Program and arguments.
-    pub command: Vec<String>,
 }
