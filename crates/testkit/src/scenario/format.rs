@@ -144,3 +144,82 @@ pub enum DetectLocalMode {
     /// Not at all.
     Off,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        let text = text.trim_start_matches('\n');
+        format!("{:#}", Content::parse(text).expect_err("it is wrong"))
+    }
+
+    fn with_step(step: &str) -> String {
+        format!("description: A test.\nobjects: {{}}\nsteps:\n  - {step}\n")
+    }
+
+    #[test]
+    fn unknown_keys_are_named_with_their_line() {
+        let cases = [
+            ("description: A test.\nobjetcs: {}\nsteps: [restart: {}]", "objetcs", 2),
+            (&with_step("probe: { from: pod-0, to: 10.96.0.10:80, answerdBy: pod-1 }"), "answerdBy", 4),
+            (&with_step("prob: {}"), "prob", 4),
+            (
+                "description: A test.\nobjects:\n  services:\n    web: { clusterip: 10.96.0.10 }\nsteps: [restart: {}]",
+                "clusterip",
+                4,
+            ),
+            (
+                "description: A test.\nobjects:\n  slices:\n    web:\n      service: web\n      ports: []\n      endpoints:\n        - pod-0\n        - { hots: pod-1 }\nsteps: [restart: {}]",
+                "hots",
+                9,
+            ),
+        ];
+        for (text, key, line) in cases {
+            let error = error(text);
+            assert!(
+                error.contains(&format!("`{key}`")) && error.contains(&format!("line {line} ")),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn bad_values_are_quoted_with_their_line() {
+        for (step, quoted) in [
+            ("probe: { from: pod-0, to: 10.96.0.10, expect: refused }", "\"10.96.0.10\""),
+            ("probe: { from: pod-0, to: sctp 10.96.0.10:80, expect: refused }", "\"sctp\""),
+            ("probe: { from: outside somewhere, to: 10.96.0.10:80, expect: refused }", "\"somewhere\""),
+            ("probe: { from: pod-0, to: 10.96.0.10:80, answeredBy: pod-1, source: nobody }", "\"nobody\""),
+            ("apply: { serviceCIDRs: { more: [10.96.0.0] } }", "\"10.96.0.0\""),
+        ] {
+            let error = error(&with_step(step));
+            assert!(error.contains(quoted) && error.contains("line 4 "), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_scenario_without_steps_is_refused() {
+        assert!(error("description: A test.\nsteps: []").contains("without steps"));
+    }
+
+    #[test]
+    fn senders_targets_and_sources_are_read() {
+        let Step::Probe(probe) = &Content::parse(&with_step(
+            "probe: { from: outside 203.0.113.11, to: udp 10.96.0.10:53, answeredBy: [pod-0, pod-1], source: node }",
+        ))
+        .expect("it is right")
+        .steps[0]
+            .value
+        else {
+            panic!("not a probe")
+        };
+        assert_eq!(
+            (probe.from.host.as_str(), probe.from.ip),
+            ("outside", Some("203.0.113.11".parse().unwrap()))
+        );
+        assert_eq!(probe.to.to_string(), "Udp 10.96.0.10:53");
+        assert_eq!(probe.answered_by.0, ["pod-0", "pod-1"]);
+        assert_eq!(probe.source, Some(SourceContent::Node));
+    }
+}
