@@ -9,7 +9,7 @@ use std::io::{self, Write};
 
 use portwarden_model::NamespacedName;
 
-use crate::names::{EXTERNAL_SERVICES, NODE_PORTS, Role, SERVICES};
+use crate::names::{NODE_PORTS, Role, SERVICES};
 use crate::transaction::{Section, Transaction};
 
 /// A transaction as text.
@@ -117,7 +117,8 @@ fn steps(section: &Section, limit: usize) -> Vec<Step<'_>> {
 /// How far a chain is from the endpoints: it leads only to chains below it.
 fn height(chain: &str) -> u8 {
     match chain {
-        SERVICES | NODE_PORTS | EXTERNAL_SERVICES => 5,
+        SERVICES => 6,
+        NODE_PORTS => 5,
         _ if chain.starts_with(Role::Firewall.prefix()) => 4,
         _ if chain.starts_with(Role::External.prefix()) => 3,
         _ if chain.starts_with(Role::Cluster.prefix()) || chain.starts_with(Role::Local.prefix()) => 2,
