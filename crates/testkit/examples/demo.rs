@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use portwarden_testkit::probe::Load;
 use portwarden_testkit::netns::Process;
+use portwarden_testkit::probe::Load;
 use portwarden_testkit::{Host, Topology, Transport, wait};
 
 /// Pods 0 to 4 can serve the web; pod 5 answers UDP.
@@ -70,8 +70,13 @@ impl Demo {
         say(&format!("$ portwarden {}", arguments.join(" ").replace(&folder, "examples/")));
         let log = std::fs::File::create(self.log())?;
         let start = Instant::now();
-        *self.portwarden.borrow_mut() =
-            Some(self.topology.node().command(&self.binary).args(arguments).spawn_logging(log)?);
+        *self.portwarden.borrow_mut() = Some(
+            self.topology
+                .node()
+                .command(&self.binary.display().to_string())
+                .args(arguments)
+                .spawn_logging(log)?,
+        );
         let ready = || {
             self.client()
                 .probe()
@@ -203,7 +208,7 @@ impl Demo {
             say(&format!("SIGTERM: {}", process.terminate(PATIENCE)?));
         }
         say("$ portwarden --cleanup");
-        self.topology.node().command(&self.binary).arg("--cleanup").run()?;
+        self.topology.node().command(&self.binary.display().to_string()).arg("--cleanup").run()?;
         let left = self.topology.node().command("nft").args(["list", "tables"]).run()?;
         ensure!(!left.contains("kube-proxy"), "rules are left: {left}");
         say("nothing of it is left");

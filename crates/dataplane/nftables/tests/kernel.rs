@@ -143,3 +143,29 @@ fn another_programs_table_of_the_same_name_is_replaced_at_once() {
     assert!(!node.nft(&["list", "ruleset"]).contains("service-ips"));
     assert!(node.topology.outside().tcp("10.96.0.1:80".parse().unwrap()).unwrap().is_answered());
 }
+
+#[test]
+fn kube_proxys_own_table_is_taken_over_and_open_connections_go_on() {
+    let mut node = serving(1);
+    let pod = node.topology.pod(0).ip().v4;
+    let dnat = format!(
+        "table ip before {{ chain nat {{ type nat hook prerouting priority -105; ip daddr 10.96.0.1 tcp dport 80 dnat to {pod}:8080; }}; }}"
+    );
+    let load = |text: &str| node.topology.node().command("nft").args(["-f", "-"]).input(text).run().unwrap();
+    load(&dnat);
+    load(include_str!("fixtures/kube-proxy.nft"));
+    let (mut open, first) =
+        node.topology.outside().probe().open(Transport::Tcp, "10.96.0.1:80".parse().unwrap()).unwrap();
+    assert!(first.is_answered(), "{first}");
+    node.nft(&["delete", "table", "ip", "before"]);
+
+    let all = pods(&node.topology);
+    node.service(web("10.96.0.1", json!({})));
+    node.endpoints("web", &all);
+    node.sync();
+    let listing = node.nft(&["list", "ruleset"]);
+    assert!(!listing.contains("service-ips") && !listing.contains("KUBE"), "{listing}");
+    assert_eq!(listing.matches(" hook ").count(), 16, "eight base chains for each family: {listing}");
+    assert!(open.exchange().unwrap().is_answered(), "a connection from before was cut");
+    assert!(node.topology.outside().tcp("10.96.0.1:80".parse().unwrap()).unwrap().is_answered());
+}
