@@ -185,7 +185,12 @@ impl ApiServer {
 
     /// Forgets the past: every version but the newest is too old from now on.
     pub fn compact(&self) {
-        self.shared.write(store::Store::compact);
+        self.compact_until(u64::MAX);
+    }
+
+    /// Forgets the past up to a version: those before it are too old from now on.
+    pub fn compact_until(&self, version: u64) {
+        self.shared.write(|store| store.compact_until(version));
     }
 
     /// The version of the last write.

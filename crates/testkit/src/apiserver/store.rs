@@ -141,10 +141,14 @@ impl Store {
         Ok(collection.changes.get(start..).unwrap_or_default())
     }
 
-    /// Forgets how things came to be: every version but the newest is too old from now on.
-    pub(super) fn compact(&mut self) {
-        self.compacted = self.version;
-        self.collections.values_mut().for_each(|collection| collection.changes.clear());
+    /// Forgets how things came to be what they were at a version, or at the newest: versions before that are too old from now on.
+    pub(super) fn compact_until(&mut self, version: u64) {
+        let version = version.min(self.version);
+        self.compacted = self.compacted.max(version);
+        for collection in self.collections.values_mut() {
+            let end = collection.changes.partition_point(|change| change.version <= version);
+            collection.changes.drain(..end);
+        }
     }
 }
 
@@ -208,7 +212,7 @@ mod tests {
         let mut store = Store::default();
         let first = store.apply(service("web").into());
         let second = store.apply(service("api").into());
-        store.compact();
+        store.compact_until(u64::MAX);
         assert!(store.after(Resource::Services, second.version).unwrap().is_empty());
         assert_eq!(
             store.at(Resource::Services, first.version).unwrap_err(),
