@@ -117,14 +117,14 @@ impl Script {
     /// The next action, and the time of traffic after it.
     pub(crate) fn next(&mut self) -> (Action, Duration) {
         let action = match self.random.below(24) {
-            0..8 => self.write(),
+            0..8 | 23 => self.write(),
             8 => self.recreate(),
             9..12 => self.roll(),
             12..14 => self.damage(),
             14..16 => Action::Kill { pause: self.pause(800), meanwhile: self.meanwhile() },
             16 => Action::Restart,
             17..20 => self.reload(),
-            20..23 => {
+            20 | 21 => {
                 let heal = if self.random.chance(50) { Heal::Disconnect } else { Heal::Forget };
                 let (seed, pause) = (self.random.next(), self.pause(1500));
                 Action::Faults { seed, pause, heal, meanwhile: self.meanwhile() }
