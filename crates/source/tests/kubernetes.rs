@@ -218,6 +218,30 @@ async fn an_expired_version_is_told_by_an_event() {
 }
 
 #[tokio::test]
+async fn a_version_that_the_server_does_not_understand_leads_to_a_new_list() {
+    listed_again_after(|| Reply::status(400, "BadRequest", "invalid resource version")).await;
+}
+
+#[test]
+fn a_version_from_which_the_server_never_goes_on_leads_to_a_new_list() {
+    virtual_time::run(async {
+        let server = server(|number, seen| match number {
+            _ if seen.is_streaming_list() => no_streaming(),
+            1 => Reply::ok(JSON, services(&["a"], 5, "")),
+            _ if seen.parameter("resourceVersion") == Some("5") && seen.is_watch() => {
+                Reply::status(500, "InternalError", "not from there")
+            }
+            _ if seen.is_watch() => quiet_watch(),
+            _ => Reply::ok(JSON, services(&["a", "b"], 9, "")),
+        })
+        .await;
+        let mut follower = follow(&server).await;
+        follower.until("everything is listed again", |f| f.lists.get(&Kind::Service) == Some(&2)).await;
+        assert_eq!(follower.names(Kind::Service), ["demo/a", "demo/b"]);
+    });
+}
+
+#[tokio::test]
 async fn nonsense_in_a_watch_leads_to_a_new_list() {
     for nonsense in [&b"\0\0\0\x04abcd"[..], b"\xff\xff\xff\xff", b"<html>"] {
         let steps = move || vec![Step::Send(Bytes::from_static(nonsense)), Step::Hang];

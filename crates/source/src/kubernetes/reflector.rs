@@ -26,6 +26,9 @@ use crate::wire::{Item, WatchEvent};
 
 /// A watch that ends sooner did not work: reopening it at once could go on for ever.
 const WORTHWHILE: Duration = Duration::from_secs(5);
+/// After so many refusals in a row to go on from a version, everything is listed again.
+const RESUMPTIONS: u32 = 3;
+
 /// Why a round ended early.
 enum Stop {
     Failed(RequestError),
@@ -237,16 +240,21 @@ impl<M: Manifest> Reflector<M> {
 
     /// Says what is wrong, if somebody can do something about it, and waits.
     async fn recover(&mut self, error: &RequestError) -> Result<(), Closed> {
+        let now = Instant::now();
+        let failures = self.patience.failures(now);
         match error {
-            RequestError::Expired { .. } | RequestError::Behind { .. } => {
+            // A version that is refused for any reason is of no use: it may come from before a restored backup.
+            RequestError::Expired { .. }
+            | RequestError::Behind { .. }
+            | RequestError::Refused { code: 400..=499, .. } => {
                 self.position.can_resume = false;
                 self.position.expired = true;
             }
             RequestError::Wire(_) => self.position.can_resume = false,
+            RequestError::Refused { .. } if failures >= RESUMPTIONS => self.position.can_resume = false,
             _ => {}
         }
-        let now = Instant::now();
-        let first = self.patience.failures(now) == 0;
+        let first = failures == 0;
         if !(first && error.is_passing()) {
             let without = self.resource.without.map(|without| format!("; meanwhile {without}"));
             self.tell(Health::Failing(format!("{error}{}", without.unwrap_or_default())))?;
