@@ -12,7 +12,7 @@ use portwarden_model::manifest::{LABEL_HEADLESS, LABEL_PROXY_NAME};
 use portwarden_model::{Cluster, Event, Family, Interner, Kind, Settings};
 use portwarden_source::kubernetes::{Client, ClientOptions};
 use portwarden_testkit::apiserver::{
-    ApiServer, Behaviour, Fault, Garbage, GoneAs, Resource, Schedule, Seen, StreamingLists, When, busiest,
+    ApiServer, Behaviour, Fault, Garbage, GoneAs, Resource, Schedule, StreamingLists, When, busiest,
 };
 use portwarden_testkit::build::{endpoint, node, port, service, service_cidr, slice};
 use portwarden_testkit::rig::Object;
@@ -31,6 +31,8 @@ const RECOVERY: Duration = Duration::from_secs(1800);
 const BUSIEST_MINUTE: usize = 56;
 /// Later, four kinds, each at most two attempts a minute.
 const LATER_MINUTE: usize = 16;
+/// A server that cannot even be reached is tried every eight seconds or more.
+const LATER_CONNECTIONS: usize = 32;
 
 /// How many schedules are tried: `FAULT_SCHEDULES`, or a thousand.
 fn schedules() -> u32 {
@@ -251,7 +253,7 @@ fn desired(objects: &BTreeMap<(Kind, String), Event>) -> Cluster {
     cluster
 }
 
-async fn play(case: Case) -> Result<Vec<Seen>, TestCaseError> {
+async fn play(case: Case) -> Result<Vec<Duration>, TestCaseError> {
     let folder = tempfile::tempdir().expect("a folder");
     let server = start(case.tls, |behaviour| {
         behaviour.streaming_lists = case.streaming_lists;
@@ -273,6 +275,10 @@ async fn play(case: Case) -> Result<Vec<Seen>, TestCaseError> {
         prop_assert!(may_be_missed.contains(name), "{} went although it was always there", name);
     }
 
+    // Further pages belong to one attempt, and are as many as the server makes them.
+    let seen = server.requests().into_iter().filter(|request| !request.query.contains("continue="));
+    let attempts = seen.map(|request| request.at).collect();
+
     let mut undisturbed = Follower::start(client(&server, &folder, case.json).await, NODE);
     undisturbed.until_listed().await;
     prop_assert_eq!(&undisturbed.objects, &objects, "without faults");
@@ -282,24 +288,26 @@ async fn play(case: Case) -> Result<Vec<Seen>, TestCaseError> {
         prop_assert_eq!(follower.cluster.desired(family), wanted.desired(family));
     }
     prop_assert!(follower.cluster.is_synced());
-    Ok(server.requests())
+    Ok(attempts)
 }
 
 #[test]
 fn a_thousand_schedules_of_faults_end_in_the_state_without_them() {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(4);
+    let threads =
+        std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1));
     let (busiest_minute, requests) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let schedules = schedules();
-    let run = |thread: usize| {
-        let share = schedules / threads as u32 + u32::from(schedules as usize % threads > thread);
-        let config = Config { cases: share, max_shrink_iters: 500, failure_persistence: None, ..Config::default() };
+    let run = |thread: u32| {
+        let share = schedules / threads + u32::from(schedules % threads > thread);
+        let config =
+            Config { cases: share, max_shrink_iters: 500, failure_persistence: None, ..Config::default() };
         let mut runner = TestRunner::new(config);
         let result = runner.run(&case(), |case| {
-            let seen = virtual_time::run(play(case))?;
-            let most = busiest(&seen, MINUTE);
+            let attempts = virtual_time::run(play(case))?;
+            let most = busiest(&attempts, MINUTE);
             busiest_minute.fetch_max(most, Ordering::Relaxed);
-            requests.fetch_add(seen.len(), Ordering::Relaxed);
-            prop_assert!(most <= 2 * BUSIEST_MINUTE, "{} requests within a minute: {:#?}", most, seen);
+            requests.fetch_add(attempts.len(), Ordering::Relaxed);
+            prop_assert!(most <= BUSIEST_MINUTE, "{} requests within a minute: {:?}", most, attempts);
             Ok(())
         });
         if let Err(error) = result {
@@ -308,11 +316,68 @@ fn a_thousand_schedules_of_faults_end_in_the_state_without_them() {
     };
     std::thread::scope(|scope| {
         let running: Vec<_> = (0..threads).map(|thread| scope.spawn(move || run(thread))).collect();
-        running.into_iter().for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        running
+            .into_iter()
+            .for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
     });
     println!(
         "{schedules} schedules, {} requests, at most {} within a minute",
         requests.into_inner(),
         busiest_minute.into_inner()
     );
+}
+
+/// Requests under one fault that never ends; connections, if there is not even a request.
+#[derive(Debug)]
+struct Rate {
+    /// Within the busiest minute.
+    most: usize,
+    /// Within the busiest minute after the first five.
+    later: usize,
+}
+
+/// Follows a healthy server for a while, and one with this fault for a quarter of an hour, with something to tell every
+/// now and then.
+async fn endure(tls: bool, fault: Fault, healthy_first: bool) -> Rate {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = start(tls, |_| {});
+    if !healthy_first {
+        server.set_schedule(Schedule::always(fault));
+    }
+    let mut follower = Follower::start(client(&server, &folder, false).await, NODE);
+    follower.pass(MINUTE).await;
+    server.set_schedule(Schedule::always(fault));
+    server.disconnect();
+    for content in 0..60u8 {
+        follower.pass(MINUTE / 4).await;
+        Write::Service(content % 4, content).carry_out(&server);
+        Write::Slice(content % 4, content).carry_out(&server);
+        Write::Node(content).carry_out(&server);
+        Write::Cidr(0, content).carry_out(&server);
+    }
+    let requests: Vec<Duration> = server.requests().iter().map(|request| request.at).collect();
+    let attempts = if fault.is_of_connections() { server.connections() } else { requests };
+    let later = attempts.partition_point(|at| *at < 6 * MINUTE);
+    let rate = Rate { most: busiest(&attempts, MINUTE), later: busiest(&attempts[later..], MINUTE) };
+    server.set_schedule(Schedule::healthy());
+    let objects = expected(&server);
+    follower.until_within(RECOVERY, "all is as the server says", |f| f.objects == objects).await;
+    rate
+}
+
+#[test]
+fn no_fault_makes_a_busy_loop() {
+    println!("requests of one node within the busiest minute, and within the busiest one later on:");
+    println!("{:<44} {:>12} {:>12} {:>12} {:>12}", "", "HTTP/1", "from start", "HTTP/2", "from start");
+    for fault in Fault::examples() {
+        let rates = [(false, true), (false, false), (true, true), (true, false)]
+            .map(|(tls, healthy_first)| virtual_time::run(endure(tls, fault, healthy_first)));
+        let columns = rates.each_ref().map(|Rate { most, later }| format!("{most:>5} / {later:>3} "));
+        println!("{:<44} {}", fault.to_string(), columns.join("  "));
+        let limit = if fault.is_of_connections() { LATER_CONNECTIONS } else { LATER_MINUTE };
+        for Rate { most, later } in rates {
+            assert!(most <= BUSIEST_MINUTE, "{fault}: {most} requests within a minute");
+            assert!(later <= limit, "{fault}: {later} requests within a minute, long after it began");
+        }
+    }
 }

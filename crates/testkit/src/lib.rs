@@ -4,6 +4,7 @@
 //! ([`topology`]), and probes that send real TCP and UDP through it and say what became of them ([`probe`]). A [`rig`] puts a
 //! dataplane into it, the [`oracle`] knows what must come out, and [`scenario`]s tell it in words.
 
+pub mod apiserver;
 pub mod build;
 pub mod harness;
 pub mod netns;

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 /// How long a test waits for anything.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Follows a source. Lists are applied as a cluster applies them: what they do not bring is gone.
 pub struct Follower {
@@ -64,12 +64,7 @@ impl Follower {
     }
 
     /// Takes updates until the condition holds, with another limit.
-    pub async fn until_within(
-        &mut self,
-        limit: Duration,
-        what: &str,
-        condition: impl Fn(&Follower) -> bool,
-    ) {
+    pub async fn until_within(&mut self, limit: Duration, what: &str, condition: impl Fn(&Follower) -> bool) {
         let deadline = tokio::time::Instant::now() + limit;
         while !condition(self) {
             match tokio::time::timeout_at(deadline, self.updates.recv()).await {

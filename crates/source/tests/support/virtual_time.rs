@@ -10,8 +10,10 @@ pub fn run<T: Send + 'static>(test: impl Future<Output = T> + Send + 'static) ->
         .build()
         .expect("a runtime");
     // The same look is missing after steps of the outermost future, so it is to have none with sockets.
-    runtime.block_on(async { tokio::spawn(test).await }).unwrap_or_else(|error| match error.try_into_panic() {
-        Ok(panic) => std::panic::resume_unwind(panic),
-        Err(error) => panic!("the test was cancelled: {error}"),
+    runtime.block_on(async { tokio::spawn(test).await }).unwrap_or_else(|error| {
+        match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(error) => panic!("the test was cancelled: {error}"),
+        }
     })
 }

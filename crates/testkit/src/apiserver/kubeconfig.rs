@@ -7,13 +7,11 @@ use anyhow::{Context, Result};
 use data_encoding::BASE64;
 
 /// Writes `kubeconfig` into a folder.
-pub(super) fn write(folder: &Path, url: &str, authority: Option<&str>, user: &str) -> Result<PathBuf> {
-    let authority = authority.map_or_else(String::new, |pem| {
-        format!(", certificate-authority-data: {}", BASE64.encode(pem.as_bytes()))
-    });
+pub(super) fn write(folder: &Path, url: &str, authority: &str, user: &str) -> Result<PathBuf> {
+    let authority = BASE64.encode(authority.as_bytes());
     let text = format!(
         "apiVersion: v1\nkind: Config\ncurrent-context: test\n\
-         clusters: [{{name: test, cluster: {{server: '{url}'{authority}}}}}]\n\
+         clusters: [{{name: test, cluster: {{server: '{url}', certificate-authority-data: {authority}}}}}]\n\
          contexts: [{{name: test, context: {{cluster: test, user: test}}}}]\n\
          users: [{{name: test, user: {{{user}}}}}]\n"
     );

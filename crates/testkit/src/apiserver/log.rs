@@ -21,9 +21,8 @@ pub struct Seen {
     pub fault: Option<Fault>,
 }
 
-/// The most requests that came within any window of this length.
-pub fn busiest(requests: &[Seen], window: Duration) -> usize {
-    let times: Vec<Duration> = requests.iter().map(|request| request.at).collect();
+/// The most of these moments, in order, that lie within any window of this length.
+pub fn busiest(times: &[Duration], window: Duration) -> usize {
     let within = |(index, start): (usize, &Duration)| {
         times[index..].iter().take_while(|time| **time - *start < window).count()
     };
@@ -36,16 +35,8 @@ mod tests {
 
     #[test]
     fn the_busiest_window_is_found() {
-        let seen = |seconds| Seen {
-            at: Duration::from_secs(seconds),
-            method: "GET".into(),
-            path: "/".into(),
-            query: String::new(),
-            watch: false,
-            fault: None,
-        };
-        let requests: Vec<Seen> = [0, 50, 100, 101, 102, 159, 160, 400].into_iter().map(seen).collect();
-        assert_eq!(busiest(&requests, Duration::from_secs(60)), 4);
+        let times = [0, 50, 100, 101, 102, 159, 160, 400].map(Duration::from_secs);
+        assert_eq!(busiest(&times, Duration::from_secs(60)), 4);
         assert_eq!(busiest(&[], Duration::from_secs(60)), 0);
     }
 }

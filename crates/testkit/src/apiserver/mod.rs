@@ -46,7 +46,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -99,7 +99,7 @@ impl Builder {
     }
 
     fn start_in(self, home: Home) -> Result<ApiServer> {
-        let tls = if self.tls { Some(Tls::new()?) } else { None };
+        let tls = if self.tls { Some(Tls::of_process()?) } else { None };
         let shared = Arc::new(Shared::new(self.behaviour, Schedule::healthy(), tls));
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
         let mut server = ApiServer { shared, address, home, running: None };
@@ -158,8 +158,8 @@ impl ApiServer {
 
     /// Writes a kubeconfig file into a folder. `user` is the content of the user in YAML, such as `token: secret`, or empty.
     pub fn kubeconfig(&self, folder: &Path, user: &str) -> Result<PathBuf> {
-        let authority = self.shared.tls.as_ref().map(|tls| tls.authority.as_str());
-        kubeconfig::write(folder, &self.url(), authority, user)
+        // Named even without TLS, or else clients read all the authorities that the system trusts.
+        kubeconfig::write(folder, &self.url(), &Tls::of_process()?.authority, user)
     }
 
     /// Creates or changes an object.
@@ -221,6 +221,11 @@ impl ApiServer {
     /// The requests so far, in order.
     pub fn requests(&self) -> Vec<Seen> {
         lock(&self.shared.seen).clone()
+    }
+
+    /// When connections came, counted as in [`Seen::at`].
+    pub fn connections(&self) -> Vec<Duration> {
+        lock(&self.shared.connections).clone()
     }
 
     /// Closes all connections.

@@ -63,7 +63,7 @@ pub(super) async fn listen_again(address: SocketAddr) -> TcpListener {
 async fn connection(stream: TcpStream, shared: Arc<Shared>) {
     let mut disconnects = shared.disconnects.subscribe();
     let switch = Switch::default();
-    let fault = lock(&shared.schedule).on_connection();
+    let fault = shared.note_connection();
     tokio::select! {
         () = converse(stream, &shared, fault, switch.clone()) => {}
         () = switch.closed() => {}
@@ -148,7 +148,7 @@ async fn answer(request: Request<Incoming>, shared: &Arc<Shared>, switch: Switch
     let media = Media::negotiate(accept);
     let query_read = Query::parse(query);
     let watch = query_read.as_ref().is_ok_and(|query| query.watch);
-    let fault = shared.note(head.method.as_str(), path, query, watch);
+    let fault = shared.note_request(head.method.as_str(), path, query, watch);
     let instead = match fault {
         Some(fault) => strike(fault, media.unwrap_or(Media::Json), watch, &switch).await,
         None => None,

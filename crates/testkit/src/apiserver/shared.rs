@@ -70,6 +70,7 @@ pub(super) struct Shared {
     pub(super) behaviour: Mutex<Behaviour>,
     pub(super) schedule: Mutex<Schedule>,
     pub(super) seen: Mutex<Vec<Seen>>,
+    pub(super) connections: Mutex<Vec<Duration>>,
     /// Changes when all connections are to end.
     pub(super) disconnects: watch::Sender<u64>,
     pub(super) tls: Option<Tls>,
@@ -85,6 +86,7 @@ impl Shared {
             behaviour: Mutex::new(behaviour),
             schedule: Mutex::new(schedule),
             seen: Mutex::default(),
+            connections: Mutex::default(),
             disconnects: watch::Sender::new(0),
             tls,
             started: Instant::now(),
@@ -112,8 +114,14 @@ impl Shared {
         lock(&self.behaviour).clone()
     }
 
+    /// Decides about a connection, and notes it.
+    pub(super) fn note_connection(&self) -> Option<Fault> {
+        lock(&self.connections).push(self.started.elapsed());
+        lock(&self.schedule).on_connection()
+    }
+
     /// Decides about a request, and notes it.
-    pub(super) fn note(&self, method: &str, path: &str, query: &str, watch: bool) -> Option<Fault> {
+    pub(super) fn note_request(&self, method: &str, path: &str, query: &str, watch: bool) -> Option<Fault> {
         let fault = lock(&self.schedule).on_request(path, watch);
         lock(&self.seen).push(Seen {
             at: self.started.elapsed(),

@@ -1,6 +1,6 @@
 //! Certificates for one server.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType};
@@ -8,6 +8,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::aws_lc_rs;
 use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 use tokio_rustls::rustls::{DEFAULT_VERSIONS, ServerConfig};
+
+use super::shared::lock;
 
 /// How the server proves who it is.
 #[derive(Clone)]
@@ -20,7 +22,17 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    pub(super) fn new() -> Result<Tls> {
+    /// The same for all servers of a process: keys take their time.
+    pub(super) fn of_process() -> Result<Tls> {
+        static MADE: Mutex<Option<Tls>> = Mutex::new(None);
+        let mut made = lock(&MADE);
+        match &*made {
+            Some(tls) => Ok(tls.clone()),
+            None => Ok(made.insert(Tls::new()?).clone()),
+        }
+    }
+
+    fn new() -> Result<Tls> {
         let (authority, trusted) = acceptor("portwarden-test")?;
         let (_, untrusted) = acceptor("somebody-else")?;
         Ok(Tls { authority, trusted, untrusted })
