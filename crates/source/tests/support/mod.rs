@@ -6,4 +6,5 @@ pub mod certificates;
 pub mod follower;
 pub mod real;
 pub mod scripted;
+pub mod server;
 pub mod virtual_time;

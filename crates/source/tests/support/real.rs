@@ -6,12 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Method, Request};
+use http::Request;
 use kube::client::Body;
-use serde_json::Value;
 
 use super::certificates::Authority;
+use super::server::admin;
 
 /// How long the two programs may take to start.
 const START: Duration = Duration::from_secs(120);
@@ -100,7 +99,7 @@ impl RealServer {
             .unwrap_or_else(|error| panic!("cannot run {}: {error}", self.program.display()));
         self.server = Some(server);
         let deadline = tokio::time::Instant::now() + START;
-        let client = self.admin().await;
+        let client = admin(&self.kubeconfig("admin", "token: admin")).await;
         loop {
             let ready = Request::get("/readyz").body(Body::empty()).expect("a request");
             if client.send(ready).await.is_ok_and(|answer| answer.status().is_success()) {
@@ -127,26 +126,6 @@ impl RealServer {
         );
         fs::write(&file, text).expect("a file");
         file
-    }
-
-    /// A client with all rights, that is not the one under test.
-    async fn admin(&self) -> kube::Client {
-        let _ = tokio_rustls::rustls::crypto::aws_lc_rs::default_provider().install_default();
-        let kubeconfig = kube::config::Kubeconfig::read_from(self.kubeconfig("admin", "token: admin"));
-        let options = kube::config::KubeConfigOptions::default();
-        let config = kube::Config::from_custom_kubeconfig(kubeconfig.expect("it is good"), &options).await;
-        kube::Client::try_from(config.expect("it is good")).expect("a client")
-    }
-
-    /// Sends an object with all rights; panics if it is refused.
-    pub async fn send(&self, method: Method, path: &str, object: Value) -> Value {
-        let patch = method == Method::PATCH;
-        let content_type = if patch { "application/merge-patch+json" } else { "application/json" };
-        let body = if object.is_null() { Bytes::new() } else { object.to_string().into() };
-        let request = Request::builder().method(method).uri(path).header("content-type", content_type);
-        let request = request.body(Vec::from(body)).expect("a request");
-        let answer = self.admin().await.request::<Value>(request).await;
-        answer.unwrap_or_else(|error| panic!("{path}: {error}"))
     }
 }
 

@@ -158,8 +158,13 @@ impl ApiServer {
 
     /// Writes a kubeconfig file into a folder. `user` is the content of the user in YAML, such as `token: secret`, or empty.
     pub fn kubeconfig(&self, folder: &Path, user: &str) -> Result<PathBuf> {
+        self.kubeconfig_as(folder, "test", user)
+    }
+
+    /// The same for a user of this name, which the file has, too.
+    pub fn kubeconfig_as(&self, folder: &Path, name: &str, user: &str) -> Result<PathBuf> {
         // Named even without TLS, or else clients read all the authorities that the system trusts.
-        kubeconfig::write(folder, &self.url(), &Tls::of_process()?.authority, user)
+        kubeconfig::write(folder, &self.url(), &Tls::of_process()?.authority, name, user)
     }
 
     /// Creates or changes an object.

@@ -1,4 +1,4 @@
-//! The source against a real kube-apiserver and etcd, when the environment names them.
+//! The source against the testkit's API server, and against a real kube-apiserver and etcd when the environment names them.
 
 mod support;
 
@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use support::follower::{DEADLINE, Follower};
 use support::real::{RealServer, binaries};
+use support::server::Server;
 
 fn options(kubeconfig: std::path::PathBuf) -> ClientOptions {
     ClientOptions { kubeconfig: Some(kubeconfig), qps: -1.0, ..ClientOptions::default() }
@@ -29,7 +30,12 @@ fn service(name: &str, ip: &str) -> Value {
 const SERVICES: &str = "/api/v1/namespaces/default/services";
 const NODES: &str = "/api/v1/nodes";
 
-/// One server for all of it: starting one takes longer than everything else together.
+#[tokio::test]
+async fn the_source_works_with_our_own_server() {
+    println!("the API server is the testkit's");
+    everything_works(Server::own().await).await;
+}
+
 #[tokio::test]
 async fn the_source_works_with_a_real_server() {
     let Some((program, etcd)) = binaries() else {
@@ -38,8 +44,12 @@ async fn the_source_works_with_a_real_server() {
         );
         return;
     };
-    println!("the real API server is {}, with {}", program.display(), etcd.display());
-    let mut server = RealServer::start(&program, &etcd).await;
+    println!("the API server is {}, with {}", program.display(), etcd.display());
+    everything_works(Server::Real(Box::new(RealServer::start(&program, &etcd).await))).await;
+}
+
+/// One server for all of it: starting a real one takes longer than everything else together.
+async fn everything_works(mut server: Server) {
     let node = json!({"apiVersion": "v1", "kind": "Node",
         "metadata": {"name": "node-a", "labels": {"topology.kubernetes.io/zone": "z1"}}});
     server.send(Method::POST, NODES, node).await;
@@ -54,13 +64,15 @@ async fn the_source_works_with_a_real_server() {
     lists_and_watches(&server, "application/vnd.kubernetes.protobuf").await;
     lists_and_watches(&server, "application/json").await;
     refusals_are_explained(&server).await;
-    client_certificates_are_accepted(&server).await;
+    if let Server::Real(server) = &server {
+        client_certificates_are_accepted(server).await;
+    }
     the_node_is_waited_for(&server).await;
     events_are_recorded(&server).await;
     a_restart_is_survived(&mut server).await;
 }
 
-async fn lists_and_watches(server: &RealServer, content_type: &str) {
+async fn lists_and_watches(server: &Server, content_type: &str) {
     server.send(Method::POST, SERVICES, service("web", "10.96.0.80")).await;
     server.send(Method::POST, SERVICES, service("headless", "None")).await;
     let kubeconfig = server.kubeconfig("proxier", "token: proxier");
@@ -101,7 +113,7 @@ async fn lists_and_watches(server: &RealServer, content_type: &str) {
     follower.task.abort();
 }
 
-async fn refusals_are_explained(server: &RealServer) {
+async fn refusals_are_explained(server: &Server) {
     let mut follower = Follower::start(client(server.kubeconfig("nobody", "token: nobody")).await, "node-a");
     let failing = |f: &Follower, part: &str| match f.health.get(part) {
         Some(Health::Failing(text)) => Some(text.clone()),
@@ -132,7 +144,7 @@ async fn client_certificates_are_accepted(server: &RealServer) {
     follower.task.abort();
 }
 
-async fn the_node_is_waited_for(server: &RealServer) {
+async fn the_node_is_waited_for(server: &Server) {
     let client = client(server.kubeconfig("proxier", "token: proxier")).await;
     let addresses = json!({"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}});
     let cidrs = json!({"spec": {"podCIDR": "10.244.0.0/24", "podCIDRs": ["10.244.0.0/24"]}});
@@ -148,7 +160,7 @@ async fn the_node_is_waited_for(server: &RealServer) {
     assert_eq!(NodeError::Missing("x".into()).to_string(), "timeout waiting for node \"x\" to exist");
 }
 
-async fn events_are_recorded(server: &RealServer) {
+async fn events_are_recorded(server: &Server) {
     let (recorder, work) = EventRecorder::new(
         client(server.kubeconfig("proxier", "token: proxier")).await,
         "kube-proxy",
@@ -181,15 +193,15 @@ async fn events_are_recorded(server: &RealServer) {
     assert_eq!(service["regarding"]["namespace"], "default");
 }
 
-async fn a_restart_is_survived(server: &mut RealServer) {
+async fn a_restart_is_survived(server: &mut Server) {
     let mut follower =
         Follower::start(client(server.kubeconfig("proxier", "token: proxier")).await, "node-a");
     follower.until_listed().await;
-    server.kill_server();
+    server.kill();
     follower
         .until("the loss is told", |f| matches!(f.health.get("Services"), Some(Health::Failing(_))))
         .await;
-    server.start_server().await;
+    server.restart().await;
     server.send(Method::POST, SERVICES, service("late", "10.96.0.81")).await;
     follower.until("the new Service comes", |f| f.names(Kind::Service).contains(&"default/late")).await;
     follower.until("all is well", |f| f.health.values().all(|health| *health == Health::Following)).await;
