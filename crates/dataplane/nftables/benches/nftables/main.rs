@@ -1,0 +1,67 @@
+//! What the nftables dataplane costs, beside kube-proxy's own layout with the same services, loaded through `nft -f` in the same run.
+//!
+//!     cargo bench -p portwarden-nftables --bench nftables
+//!     BENCH=quick cargo bench -p portwarden-nftables --bench nftables
+//!
+//! Prints figures as they come, then a table, and writes them to `bench/nftables.json` in the target folder; judges nothing. Needs root:
+//! everything happens in network namespaces of its own. The baseline is the `nft` program alone: what kube-proxy itself does before
+//! and after it is left out. Each figure is the median of several runs unless it says otherwise; processor time (`cpu`) stands beside
+//! wall time (`time`), because machines are seldom quiet.
+
+mod choices;
+mod connect;
+mod kube_proxy;
+mod measure;
+mod memory;
+mod report;
+mod updates;
+mod workload;
+
+use anyhow::{Context, Result, bail};
+
+use report::Report;
+use workload::Shape;
+
+/// How much is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Effort {
+    /// About a minute: the baseline only where it loads in seconds.
+    Quick,
+    /// Some minutes.
+    Full,
+}
+
+impl Effort {
+    fn from_environment() -> Result<Effort> {
+        match std::env::var("BENCH").as_deref() {
+            Ok("quick") => Ok(Effort::Quick),
+            Ok("full") | Err(_) => Ok(Effort::Full),
+            Ok(other) => bail!("BENCH={other}: there is only quick, and full, which is the default"),
+        }
+    }
+
+    /// One of two numbers.
+    fn choose<T>(self, quick: T, full: T) -> T {
+        match self {
+            Effort::Quick => quick,
+            Effort::Full => full,
+        }
+    }
+}
+
+/// Clusters that are loaded and changed.
+const SHAPES: [Shape; 3] = [Shape::new(1_000, 10), Shape::new(5_000, 50), Shape::new(30_000, 4)];
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip_while(|argument| argument != memory::CHILD).skip(1);
+    if let Some(shape) = arguments.next() {
+        return memory::child(shape.parse()?);
+    }
+    let effort = Effort::from_environment()?;
+    let mut report = Report::new(effort);
+    updates::run(effort, &mut report).context("loading and changing services")?;
+    connect::run(effort, &mut report).context("connecting to services")?;
+    memory::run(&mut report).context("measuring memory")?;
+    choices::run(effort, &mut report).context("trying other layouts")?;
+    report.finish()
+}

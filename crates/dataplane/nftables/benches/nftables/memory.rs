@@ -1,0 +1,67 @@
+//! How much memory the process and the kernel take.
+//!
+//! Each size has a process of its own, so that its memory is its own: the model and the dataplanes of both families, as in the
+//! daemon, without what a source and the servers take.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use portwarden_model::Family;
+use portwarden_nftables::{Nftables, Options};
+use serde_json::{Value, json};
+
+use crate::measure::{self, Dice};
+use crate::report::{Figure, Report, Side};
+use crate::updates::{LoadedNode, MEMORY};
+use crate::workload::{Shape, Workload};
+
+/// The argument that makes this program measure its own memory.
+pub(crate) const CHILD: &str = "--memory";
+
+/// Changes after which memory is measured again.
+const CHANGES: usize = 2_000;
+
+pub(crate) fn run(report: &mut Report) -> Result<()> {
+    let [_, sizes @ ..] = crate::SHAPES;
+    for shape in sizes {
+        report.begin(&format!("memory with {shape}"));
+        let program = std::env::current_exe().context("the program knows its own path")?;
+        let output = Command::new(program).args([CHILD, &shape.to_string()]).output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let figures: Value = serde_json::from_slice(&output.stdout).context("a process tells its memory")?;
+        let subject = Workload::new(shape, Family::V4).subject();
+        for metric in METRICS {
+            let bytes = figures[metric].as_u64().with_context(|| format!("no figure for {metric}"))?;
+            report.record(MEMORY, &subject, metric, Side::Ours, Figure::bytes(usize::try_from(bytes)?));
+        }
+    }
+    Ok(())
+}
+
+const RESIDENT: &str = "resident";
+const ANONYMOUS: &str = "of it anonymous";
+const LATER: &str = "resident after 2000 changes";
+const PEAK: &str = "peak of the process";
+const KERNEL: &str = "kernel";
+const METRICS: [&str; 5] = [RESIDENT, ANONYMOUS, LATER, PEAK, KERNEL];
+
+/// Measures this process.
+pub(crate) fn child(shape: Shape) -> Result<()> {
+    const STATUS: &str = "/proc/self/status";
+    let workload = Workload::new(shape, Family::V4);
+    let before = measure::settled_kernel_memory()?;
+    let (_, mut node) = LoadedNode::load(&workload)?;
+    let _other_family = Nftables::new(Family::V6, Options::default())?;
+    let kernel = measure::kernel_memory()?.saturating_sub(before);
+    let (resident, anonymous) = (measure::field(STATUS, "VmRSS:")?, measure::field(STATUS, "RssAnon:")?);
+    let mut dice = Dice::new();
+    for _ in 0..CHANGES / 2 {
+        node.flap(&workload, dice.roll(shape.services))?;
+    }
+    let later = measure::field(STATUS, "VmRSS:")?;
+    let peak = measure::field(STATUS, "VmHWM:")?;
+    let figures =
+        json!({ RESIDENT: resident, ANONYMOUS: anonymous, LATER: later, PEAK: peak, KERNEL: kernel });
+    println!("{figures}");
+    Ok(())
+}
