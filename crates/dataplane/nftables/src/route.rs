@@ -175,7 +175,7 @@ mod tests {
     fn a_list_above_the_exact_classes_fills_more_than_half_of_its_range() {
         for count in [9, 16, 17, 33, 64, 65, 100, 128, 129, 1000, 10_000, 70_000, 131_072] {
             let draw = Draw::of(count).unwrap();
-            assert!(draw.modulus() as usize >= count && (draw.modulus() / 2) < count as u32, "{count}");
+            assert!(draw.modulus() as usize >= count && (draw.modulus() as usize / 2) < count, "{count}");
         }
         assert_eq!(Draw::of(0), None);
         assert_eq!(Draw::of(131_073), None);

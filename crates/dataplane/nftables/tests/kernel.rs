@@ -1,4 +1,5 @@
 //! The dataplane against the real kernel.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
 mod common;
 

@@ -1,5 +1,4 @@
 //! A node with the dataplane in it, and short ways to write objects.
-#![expect(clippy::unwrap_used, reason = "a helper of tests fails by panicking")]
 
 use portwarden_model::manifest;
 use portwarden_model::object::{EndpointSlice, Service};
