@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use portwarden_model::{Changes, Dataplane, Desired, Family, Gauge, Isolated, Report, SyncError};
 
 use crate::aside::{Aside, Refused};
-use crate::command::{Programs, RestoreError};
+use crate::command::{Programs, RestoreError, Variant};
 use crate::counters::Counters;
 use crate::diff;
 use crate::error::Error;
@@ -22,6 +22,7 @@ use crate::sysctl;
 use crate::table::Table;
 use crate::transaction::Transaction;
 use crate::variant::other_rules;
+use crate::watch::Watch;
 
 /// More endpoints than this make a cluster large.
 const LARGE_CLUSTER_ENDPOINTS: usize = 1000;
@@ -100,7 +101,7 @@ impl IptablesDataplane {
             context: None,
             last_full: None,
             localhost_allowed: false,
-            monitor: Monitor::new(options.sync_period)?,
+            monitor: Monitor::new(options.sync_period, watch(family, variant))?,
             refused: Refused::default(),
             failures: Arc::default(),
             options,
@@ -114,15 +115,28 @@ impl IptablesDataplane {
 
     /// Like [`Dataplane::sync`], with a time of the caller's choice.
     pub fn sync_at(&mut self, now: Instant, desired: &Desired, changes: &Changes) -> Result<Report, Error> {
+        self.monitor.pause(now);
         let full = changes.full || !self.trusted || self.is_full_sync_due(now);
-        let result = if full { self.sync_fully(desired) } else { self.sync_changes(desired, changes) };
+        let result = if full { self.sync_fully(desired) } else { self.sync_partly(desired, changes) };
         self.trusted = result.is_ok();
-        match &result {
-            Ok(report) if report.full => self.last_full = Some(now),
-            Err(_) if !full => drop(self.failures.partial.fetch_add(1, Ordering::Relaxed)),
-            _ => {}
+        let fully = result.as_ref().is_ok_and(|report| report.full);
+        if fully {
+            self.last_full = Some(now);
         }
+        self.monitor.resume(fully);
         result
+    }
+
+    /// Anything that is refused unexpectedly turns this into a full sync: perhaps the tables are not what they are thought to be.
+    fn sync_partly(&mut self, desired: &Desired, changes: &Changes) -> Result<Report, Error> {
+        let result = self.sync_changes(desired, changes);
+        if !matches!(result, Ok(Some(_))) {
+            self.failures.partial.fetch_add(1, Ordering::Relaxed);
+        }
+        match result? {
+            Some(report) => Ok(report),
+            None => self.sync_fully(desired),
+        }
     }
 
     /// Large clusters go without, as the reference does: reading all rules back takes them too long.
@@ -164,8 +178,8 @@ impl IptablesDataplane {
         }
     }
 
-    /// Anything that is refused unexpectedly turns this into a full sync: perhaps the tables are not what they are thought to be.
-    fn sync_changes(&mut self, desired: &Desired, changes: &Changes) -> Result<Report, Error> {
+    /// `None` if something was refused for which no Service is known to be the reason.
+    fn sync_changes(&mut self, desired: &Desired, changes: &Changes) -> Result<Option<Report>, Error> {
         let context = self.prepare(desired)?;
         let all = self.context.as_ref().is_none_or(|old| old.differs_for_all(&context));
         let fixed = self.fixed_rules(desired);
@@ -177,14 +191,15 @@ impl IptablesDataplane {
             attempts += 1;
             let transaction = diff::changes(&self.installed, &pending);
             match self.restore(&transaction) {
-                Ok(()) => return Ok(self.acknowledge(pending, context, &transaction, aside.isolated)),
+                Ok(()) => {
+                    return Ok(Some(self.acknowledge(pending, context, &transaction, aside.isolated)));
+                }
                 Err(RestoreError::Other(error)) => return Err(error),
                 Err(RestoreError::Lines(lines)) => {
                     if attempts == ATTEMPTS || !self.refused.explain(&lines, desired) {
                         let error = self.programs.rejection(&lines);
                         tracing::warn!(%error, family = %self.family, "a partial sync was refused; making a full one");
-                        self.failures.partial.fetch_add(1, Ordering::Relaxed);
-                        return self.sync_fully(desired);
+                        return Ok(None);
                     }
                     aside.set_aside(&lines, &mut pending, &self.installed);
                 }
@@ -273,6 +288,16 @@ impl Dataplane for IptablesDataplane {
         }
         flushed
     }
+}
+
+/// Others' changes can be followed where the kernel tells of them.
+fn watch(family: Family, variant: Variant) -> Option<Watch> {
+    if variant != Variant::Nft {
+        return None;
+    }
+    Watch::open(family)
+        .inspect_err(|error| tracing::warn!(%error, "cannot follow changes of the packet filter; only flushes are noticed"))
+        .ok()
 }
 
 fn report(transaction: &Transaction, installed: &Ruleset, isolated: Vec<Isolated>) -> Report {

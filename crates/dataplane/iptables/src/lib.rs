@@ -25,6 +25,7 @@ mod sysctl;
 mod table;
 pub mod transaction;
 mod variant;
+mod watch;
 
 pub use cleanup::{cleanup, cleanup_with};
 pub use command::{Programs, Variant};

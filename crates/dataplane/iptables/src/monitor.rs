@@ -1,12 +1,14 @@
-//! Notices when somebody flushes our tables.
+//! Notices when somebody flushes or changes our rules.
 //!
 //! An empty chain, the canary, stands in each table. When the one in mangle is gone (that table is the smallest, so looking is cheap),
-//! whoever flushes is given a moment to finish with the other tables before everything is written anew.
+//! whoever flushes is given a moment to finish with the other tables before everything is written anew. Where the kernel tells of
+//! changes ([`Watch`]), others' changes to our chains are noticed too, and at once.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
@@ -14,18 +16,27 @@ use crate::command::{Presence, Programs};
 use crate::error::Error;
 use crate::names::CANARY;
 use crate::table::Table;
+use crate::watch::Watch;
 
 /// Time between two looks at the other canaries once one is gone.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a flush may take before we no longer wait for its end.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 
-/// Watches the canaries. Its timer says when there is something to do.
+/// How long changes of our rules are gathered before they are told: a flush is many changes.
+const GATHER: Duration = Duration::from_millis(100);
+
+/// Watches the canaries and, where possible, all our rules. Its descriptor says when there is something to do.
 #[derive(Debug)]
 pub(crate) struct Monitor {
     timer: TimerFd,
+    watch: Option<Watch>,
+    /// Both of them in one descriptor.
+    either: Epoll,
     period: Duration,
     state: State,
+    /// What others changed, and since when that is known.
+    changed: Option<(String, Instant)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,29 +51,64 @@ enum State {
 
 impl Monitor {
     /// Watches with this period, from now on.
-    pub(crate) fn new(period: Duration) -> Result<Self, Error> {
-        let timer =
-            TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK);
-        let timer = timer.map_err(|source| Error::Timer { source: source.into() })?;
-        let monitor = Monitor { timer, period, state: State::Unarmed };
+    pub(crate) fn new(period: Duration, watch: Option<Watch>) -> Result<Self, Error> {
+        let failed = |source: nix::Error| Error::Timer { source: source.into() };
+        let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(failed)?;
+        let either = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
+        either.add(&timer, EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(failed)?;
+        if let Some(watch) = &watch {
+            either.add(watch.fd(), EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(failed)?;
+        }
+        let monitor = Monitor { timer, watch, either, period, state: State::Unarmed, changed: None };
         monitor.look_after(Duration::from_nanos(1)).map_err(|source| Error::Timer { source })?;
         Ok(monitor)
     }
 
     /// Readable when it is time to [`check`](Self::check).
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.timer.as_fd()
+        self.either.0.as_fd()
     }
 
-    /// Looks, if it is time to. `Some` tells what was flushed.
+    /// Looks, if it is time to. `Some` tells what others did.
     pub(crate) fn check(&mut self, programs: &Programs, now: Instant) -> Option<String> {
+        self.listen(now);
         // Nothing to read means that the time has not come.
         self.timer.wait().ok()?;
-        let (flushed, next) = self.step(programs, now);
-        if let Err(error) = self.look_after(next) {
-            tracing::warn!(%error, "cannot set the timer of the rules monitor; flushed rules are only noticed by full syncs");
+        if let Some((text, _)) = self.changed.take_if(|(_, since)| now.duration_since(*since) >= GATHER) {
+            self.set_timer(self.period);
+            return Some(text);
         }
+        let (flushed, next) = self.step(programs, now);
+        self.set_timer(if self.changed.is_some() { GATHER } else { next });
         flushed
+    }
+
+    /// Does not listen to changes until [`resume`](Self::resume): they are our own.
+    pub(crate) fn pause(&mut self, now: Instant) {
+        self.listen(now);
+        if let Some(watch) = &self.watch {
+            watch.pause();
+        }
+    }
+
+    /// Listens again. What others changed before a full sync does not matter after it.
+    pub(crate) fn resume(&mut self, after_full_sync: bool) {
+        if after_full_sync {
+            self.changed = None;
+        }
+        if let Some(watch) = &self.watch {
+            watch.resume();
+        }
+    }
+
+    /// Reads what the kernel told, and sets the timer if that matters.
+    fn listen(&mut self, now: Instant) {
+        let Some(text) = self.watch.as_mut().and_then(Watch::read) else { return };
+        if self.changed.is_none() {
+            self.changed = Some((text, now));
+            self.set_timer(GATHER);
+        }
     }
 
     /// Tells that the canaries were put in place.
@@ -99,6 +145,12 @@ impl Monitor {
         (None, self.period)
     }
 
+    fn set_timer(&self, time: Duration) {
+        if let Err(error) = self.look_after(time) {
+            tracing::warn!(%error, "cannot set the timer of the rules monitor; flushed rules are only noticed by full syncs");
+        }
+    }
+
     fn look_after(&self, time: Duration) -> io::Result<()> {
         let expiration = Expiration::OneShot(TimeSpec::from_duration(time));
         Ok(self.timer.set(expiration, TimerSetTimeFlags::empty())?)
@@ -129,7 +181,7 @@ mod tests {
 
     fn run(programs: &Programs, work: impl FnOnce(&mut Monitor) + Send) {
         let namespace = Namespace::new("monitor").unwrap();
-        let mut monitor = Monitor::new(Duration::from_secs(30)).unwrap();
+        let mut monitor = Monitor::new(Duration::from_secs(30), None).unwrap();
         namespace
             .run(|| {
                 programs.check().unwrap();

@@ -7,7 +7,7 @@ mod common;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::{Tables, VARIANTS, assert_same, cluster, full_sync, recorded_settings, sync};
 use nix::fcntl::{Flock, FlockArg};
@@ -94,10 +94,8 @@ fn a_program_that_hangs_is_stopped() {
     let programs = folder.programs();
     let mut dataplane = folder.dataplane(&tables, programs.limit(Duration::from_secs(1)));
     let cluster = Cluster::new(recorded_settings());
-    let start = Instant::now();
     let error = sync(&mut dataplane, &tables, &cluster, &Changes::everything()).unwrap_err();
     assert!(error.to_string().contains("did not end within 1 s and was killed"), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(500), "it did not wait for the child");
 }
 
 #[test]
