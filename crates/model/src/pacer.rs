@@ -23,7 +23,8 @@ use std::time::{Duration, Instant};
 
 /// The first repetition of a failed run comes after this time, each further one after twice the time before.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
-/// Under a burst, changes are gathered for at most so many times the cost of the last run: syncing then takes at most an eleventh of the time.
+/// Under a burst, changes are gathered for at most so many times what a run costs whatever it has to do: that part then takes at most an
+/// eleventh of the time.
 const GATHER_LIMIT: u32 = 10;
 /// Changes are never gathered for longer.
 const LONGEST_GATHER: Duration = Duration::from_secs(1);
@@ -61,6 +62,8 @@ pub struct Pacer {
     since: Instant,
     /// What the last run cost; `None` before the first one, which waits for nothing.
     cost: Option<Duration>,
+    /// What a run costs whatever it has to do: the least since the last quiet time.
+    least_cost: Duration,
     /// How many runs in a row have failed.
     failures: u32,
     /// How many runs in a row came without a quiet time before them.
@@ -70,7 +73,17 @@ pub struct Pacer {
 impl Pacer {
     /// Nothing has run and nothing is requested.
     pub fn new(config: PacerConfig, now: Instant) -> Self {
-        Pacer { config, requested: None, running: false, since: now, cost: None, failures: 0, burst: 0 }
+        let least_cost = Duration::MAX;
+        Pacer {
+            config,
+            requested: None,
+            running: false,
+            since: now,
+            cost: None,
+            least_cost,
+            failures: 0,
+            burst: 0,
+        }
     }
 
     /// Asks for a run. Any number of requests before it starts are served by one run; those that come while it runs, by another.
@@ -109,6 +122,7 @@ impl Pacer {
         self.running = false;
         self.since = now;
         self.cost = Some(cost);
+        self.least_cost = if self.burst == 0 { cost } else { self.least_cost.min(cost) };
         self.failures = if ok { 0 } else { self.failures.saturating_add(1) };
     }
 
@@ -127,10 +141,15 @@ impl Pacer {
         self.gather(None)
     }
 
-    /// So many times the cost of the last run, within the limits; no number means as long as they allow.
+    /// So many times what a run costs at least, within the limits; no number means as long as they allow.
+    ///
+    /// Waiting saves only that part: what each change costs is the same, sooner or later. Would the whole cost count, then the more
+    /// changes are gathered, the longer the next ones would be gathered, up to the limit. But syncing never takes more than half of
+    /// the time.
     fn gather(&self, times: Option<u32>) -> Duration {
+        let Some(cost) = self.cost else { return Duration::ZERO };
         let times = times.unwrap_or(GATHER_LIMIT).min(GATHER_LIMIT);
-        self.cost.unwrap_or_default().saturating_mul(times).min(LONGEST_GATHER)
+        self.least_cost.saturating_mul(times).max(cost).min(LONGEST_GATHER)
     }
 
     /// The time after a run at which the next one starts by itself.

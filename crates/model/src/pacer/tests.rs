@@ -189,6 +189,23 @@ fn under_a_burst_pauses_grow_with_the_cost() {
     assert_eq!(pauses(ms(150)), [ms(150), ms(300), ms(600), s(1.0), s(1.0), s(1.0), s(1.0)]);
 }
 
+/// As many changes a second as take half of the time to write: what is gathered must not be gathered for longer and longer.
+#[test]
+fn the_cost_of_each_change_does_not_make_pauses_longer() {
+    let (fixed, each) = (Duration::from_micros(200), Duration::from_micros(50));
+    let mut bench = Bench::adaptive();
+    bench.request();
+    bench.run(fixed, true);
+    for _ in 0..1000 {
+        bench.request();
+        let gathered = (bench.due() - bench.now).as_micros() / 200;
+        let cost = fixed + each * u32::try_from(gathered).expect("a small number");
+        bench.run(cost, true);
+    }
+    bench.request();
+    assert!(bench.due() - bench.now < ms(10), "{:?}", bench.due() - bench.now);
+}
+
 /// One request just after each pause must not keep a core busy: it belongs to the burst.
 #[test]
 fn a_steady_stream_counts_as_a_burst() {
