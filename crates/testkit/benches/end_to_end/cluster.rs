@@ -90,11 +90,23 @@ impl Mark {
 }
 
 /// All marks in some bytes. Any four bytes could be an address; that other bytes look like one of these is too rare to matter.
-pub(crate) fn marks_in(bytes: &[u8]) -> impl Iterator<Item = Mark> {
-    bytes.windows(4).filter(|window| window[0] == 198).filter_map(|window| {
-        let address: [u8; 4] = window.try_into().ok()?;
-        Mark::of(Ipv4Addr::from(address))
+pub(crate) fn marks_in(mut bytes: &[u8]) -> impl Iterator<Item = Mark> {
+    std::iter::from_fn(move || {
+        loop {
+            let start = bytes.iter().position(|byte| *byte == 198)?;
+            let address: [u8; 4] = *bytes.get(start..)?.first_chunk()?;
+            if let Some(mark) = Mark::of(Ipv4Addr::from(address)) {
+                bytes = &bytes[start + 4..];
+                return Some(mark);
+            }
+            bytes = &bytes[start + 1..];
+        }
     })
+}
+
+/// Whether an address can be one of an endpoint here.
+pub(crate) fn is_endpoint(address: Ipv4Addr) -> bool {
+    Mark::of(address).is_some() || u32::from(address) & 0xff80_0000 == FIRST_ENDPOINT
 }
 
 fn first_slice(number: u32, endpoints: u32) -> EndpointSlice {

@@ -18,7 +18,7 @@ use nix::sys::socket::{
 use portwarden_netlink::nftables::{Client, Family, TableId, Value};
 use portwarden_testkit::Namespace;
 
-use crate::cluster::{MARKED, Mark, marks_in};
+use crate::cluster::{MARKED, Mark, is_endpoint, marks_in};
 
 /// Room for what the kernel tells while nobody reads.
 const BUFFER: usize = 512 << 20;
@@ -145,9 +145,10 @@ pub(crate) fn installed_endpoints(namespace: &Namespace) -> Result<BTreeSet<Ipv4
         for set in client.sets(&table)? {
             for element in client.elements(&table, &set.object.name)? {
                 if let Some(Value::Data(bytes)) = element.value
-                    && let Some(address) = bytes.first_chunk::<4>()
+                    && let Some(address) = bytes.first_chunk::<4>().copied().map(Ipv4Addr::from)
+                    && is_endpoint(address)
                 {
-                    found.insert(Ipv4Addr::from(*address));
+                    found.insert(address);
                 }
             }
         }

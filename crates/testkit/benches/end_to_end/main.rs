@@ -43,8 +43,8 @@ fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words.as_slice() {
-        [] | ["run"] => run(false),
-        ["run", "quick"] | ["quick"] => run(true),
+        [] | ["run"] | ["run", "full"] => run(false),
+        ["run", "quick"] => run(true),
         ["report"] => report::write(&load()?, &folder()),
         ["readme"] => readme::write(&load()?, Path::new("README.md")),
         _ => bail!("run, run quick, report or readme; not {}", words.join(" ")),
