@@ -15,7 +15,7 @@ pub struct Changes {
     pub node: bool,
     /// Services that appeared, changed or went.
     pub services: BTreeSet<NamespacedName>,
-    /// When the changes behind this happened, as far as their objects tell.
+    /// When the changes behind this happened, as far as their objects tell. Times alone need no sync: nothing had to be programmed for them.
     pub trigger_times: Vec<Timestamp>,
     /// Something about UDP differs: flows may go to endpoints that no longer answer.
     pub udp: bool,

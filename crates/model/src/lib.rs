@@ -2,6 +2,44 @@
 //!
 //! Nothing in here has a clock, a socket or a file. [`Cluster`] takes [`Event`]s and keeps one [`Desired`] per IP family;
 //! a [`Dataplane`] brings a kernel to it. `ARCHITECTURE.md` tells how the parts hang together.
+//!
+//! ```text
+//! manifest ──> object ──> event ──> cluster ──> desired ──> (a dataplane)
+//! as written   settled              │  endpoints, choice   │
+//!                                   │  frontend, claims    ├──> changes ──> stale_flows
+//!                                   │  node_view           └──> explain
+//! ```
+//!
+//! # Where is ...?
+//!
+//! | behaviour | file |
+//! |---|---|
+//! | how objects are written: JSON, YAML and protobuf, fields that are read | `manifest.rs` |
+//! | addresses and CIDRs: padded zeros, IPv4-mapped IPv6, blanks | `ip.rs` |
+//! | times as objects give them | `timestamp.rs` |
+//! | which Services are proxied; cluster, external and load-balancer addresses, `ipMode`, source ranges, affinity, policies, health-check port | `object/service.rs` |
+//! | which slices count; their ports, conditions, nodes and hints | `object/slice.rs` |
+//! | the Node's addresses, zone, pod ranges and eligibility | `object/node.rs` |
+//! | the ranges of cluster addresses | `object/service_cidr.rs` |
+//! | what is wrong with an object, in words | `problem.rs` |
+//! | what a source tells; lists and watches | `event.rs`, `cluster/lists.rs` |
+//! | which Services an event touches, what a resolve reports, trigger times | `cluster/mod.rs` |
+//! | objects that are kept; a slice that moves to another Service | `cluster/store.rs` |
+//! | slices merged into endpoints: port names, duplicates, order | `endpoints.rs` |
+//! | which endpoints are used: ready, terminating, local, hinted for our node or zone | `choice.rs` |
+//! | frontends: verdicts without endpoints, Local policies, masquerading, source ranges, health-check counts | `frontend.rs` |
+//! | several frontends that want one address | `claims.rs` |
+//! | the node's address, where node ports answer, how pod traffic is told | `node_view.rs` |
+//! | what the operator sets and all of that depends on | `settings.rs` |
+//! | why all of that is so | `explain.rs` |
+//! | the outcome, as dataplanes read it | `desired.rs`, `pool.rs`, `changes.rs`, `dataplane.rs` |
+//! | when to sync: intervals, bursts, repetition of failures | `pacer.rs` |
+//! | which UDP flows the kernel should forget | `stale_flows.rs` |
+//! | when the proxy counts as unhealthy | `health.rs` |
+//! | names that are stored once | `name.rs` |
+//!
+//! Tests stand beside each file. What holds for any cluster and any sequence of events is in `tests/properties`; what it costs, in
+//! `benches/model.rs`.
 
 mod changes;
 mod choice;

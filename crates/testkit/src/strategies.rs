@@ -50,7 +50,7 @@ pub struct Shape {
     pub node_ports: Vec<u16>,
     /// Ranges of clients, both families.
     pub source_ranges: Vec<String>,
-    /// Transport protocols.
+    /// Transport protocols; one that is there more often is chosen more often.
     pub protocols: Vec<&'static str>,
     /// Now and then, values that no API server would let through.
     pub nonsense: bool,
@@ -68,7 +68,7 @@ impl Default for Shape {
             node: "node-a".to_owned(),
             nodes: strings(&["node-a", "node-b", "node-c"]),
             zones: strings(&["zone-a", "zone-b"]),
-            services: 5,
+            services: 4,
             slices: 8,
             endpoints: 5,
             // 10 and 11 as well, whose order as text is not that of their numbers.
@@ -85,7 +85,7 @@ impl Default for Shape {
                 "fd00::/16",
                 "2001:db8::/32",
             ]),
-            protocols: vec!["TCP", "UDP", "SCTP"],
+            protocols: vec!["TCP", "TCP", "TCP", "UDP", "UDP", "SCTP"],
             nonsense: true,
         }
     }
@@ -178,8 +178,13 @@ pub fn slices(shape: &Shape) -> impl Strategy<Value = manifest::EndpointSlice> +
     let family = prop_oneof![3 => Just(Family::V4), 2 => Just(Family::V6)];
     let shape = shape.clone();
     (names, family, slice_times()).prop_flat_map(move |((number, service), family, time)| {
-        let ports = prop::collection::vec(slice_ports(&shape), 0..3);
-        let endpoints = prop::collection::vec(endpoints(&shape, family), 0..=shape.endpoints);
+        let ports = prop::collection::vec(slice_ports(&shape), 1..3);
+        // Hints count only where all endpoints have them.
+        let endpoints = prop_oneof![
+            prop::collection::vec(endpoints(&shape, family, 0.02), 0..=shape.endpoints),
+            prop::collection::vec(endpoints(&shape, family, 0.5), 0..=shape.endpoints),
+            prop::collection::vec(endpoints(&shape, family, 0.98), 0..=shape.endpoints),
+        ];
         let address_type = prop_oneof![
             30 => Just(family.as_str().to_owned()),
             odd(&shape) => select(strings(&["FQDN", "", "IPv5"])),
@@ -206,10 +211,12 @@ pub fn nodes(shape: &Shape) -> impl Strategy<Value = manifest::Node> + use<> {
         select(strings(&["192.0.2.1", "192.0.2.2", "2001:db8::1", "2001:db8::2", "node-a.example"])),
     );
     let address = address.prop_map(|(kind, address)| manifest::NodeAddress { r#type: kind, address });
+    let cidrs = strings(&["10.244.0.0/24", "fd00:244::/64", "bad"]);
+    // A real node changes its addresses less often than anything else.
     let fields = (
-        option::of(select(zones)),
-        prop::collection::vec(address, 0..4),
-        subsequence(strings(&["10.244.0.0/24", "fd00:244::/64", "bad"]), 0..=2),
+        option::weighted(0.8, select(zones)),
+        prop_oneof![3 => Just(Vec::new()), 1 => prop::collection::vec(address, 1..4)],
+        prop_oneof![3 => Just(Vec::new()), 1 => subsequence(cidrs, 1..=2)],
         any::<bool>(),
     );
     let name = shape.node.clone();
@@ -318,9 +325,9 @@ fn external_addresses(shape: &Shape) -> impl Strategy<Value = ExternalAddresses>
     let ingress = (text.clone(), mode)
         .prop_map(|(ip, mode)| manifest::LoadBalancerIngress { ip, ip_mode: mode.map(str::to_owned) });
     let fields = (
-        prop::collection::vec(text, 0..3),
+        few(text),
         subsequence(shape.source_ranges.clone(), 0..=shape.source_ranges.len().min(2)),
-        prop::collection::vec(ingress, 0..3),
+        few(ingress),
     );
     fields.prop_map(|(external_ips, source_ranges, ingress)| ExternalAddresses {
         external_ips,
@@ -363,10 +370,15 @@ fn slice_ports(shape: &Shape) -> impl Strategy<Value = manifest::EndpointPort> +
 }
 
 fn port_names() -> impl Strategy<Value = String> {
-    weighted(&[(3, "http"), (1, "https"), (1, "")])
+    weighted(&[(6, "http"), (1, "https"), (1, "")])
 }
 
-fn endpoints(shape: &Shape, family: Family) -> impl Strategy<Value = manifest::Endpoint> + use<> {
+/// Endpoints, so many of which have hints.
+fn endpoints(
+    shape: &Shape,
+    family: Family,
+    hinted: f64,
+) -> impl Strategy<Value = manifest::Endpoint> + use<> {
     let ips: Vec<IpAddr> =
         shape.endpoint_ips.iter().copied().filter(|ip| Family::of(*ip) == family).collect();
     let fields = (
@@ -376,7 +388,7 @@ fn endpoints(shape: &Shape, family: Family) -> impl Strategy<Value = manifest::E
         ],
         option::weighted(0.9, conditions()),
         option::weighted(0.9, select(shape.nodes.clone())),
-        option::weighted(0.6, hints(shape)),
+        option::weighted(hinted, hints(shape)),
     );
     fields.prop_map(|(addresses, conditions, node_name, hints)| manifest::Endpoint {
         addresses,
@@ -401,7 +413,7 @@ fn hints(shape: &Shape) -> impl Strategy<Value = manifest::EndpointHints> + use<
     };
     let (zones, nodes) = (named(&shape.zones), named(&shape.nodes));
     let (most_zones, most_nodes) = (zones.len(), nodes.len());
-    (subsequence(zones, 0..=most_zones), subsequence(nodes, 0..=most_nodes))
+    (subsequence(zones, 1..=most_zones), subsequence(nodes, 0..=most_nodes))
         .prop_map(|(for_zones, for_nodes)| manifest::EndpointHints { for_zones, for_nodes })
 }
 
@@ -420,6 +432,13 @@ fn affinities() -> impl Strategy<Value = Affinity> {
 fn slice_times() -> impl Strategy<Value = Option<(String, String)>> {
     let time = select(strings(&["2026-01-02T03:04:05Z", "2026-01-02T03:04:06.5Z", "soon"]));
     option::weighted(0.5, time.prop_map(|time| (manifest::ANNOTATION_TRIGGER_TIME.to_owned(), time)))
+}
+
+/// Most often none.
+fn few<T: Clone + std::fmt::Debug + 'static>(
+    of: impl Strategy<Value = T> + 'static,
+) -> impl Strategy<Value = Vec<T>> {
+    prop_oneof![3 => Just(Vec::new()), 2 => prop::collection::vec(of, 1..3)]
 }
 
 /// How often nonsense is chosen.

@@ -153,21 +153,6 @@ proptest! {
         prop_assert_eq!(client.cluster.node(), fresh.node());
     }
 
-    #[test]
-    fn incremental_equals_full_after_every_single_event(
-        history in histories(&Shape::default()),
-        settings in settings(&Shape::default()),
-    ) {
-        let mut server = Server::default();
-        let mut cluster = Cluster::new(settings.clone());
-        for change in &history {
-            server.take(change);
-            cluster.apply(change.event());
-            cluster.resolve();
-            prop_assert_eq!(desired(&cluster), desired(&from_scratch(&settings, &server, &[])));
-        }
-    }
-
     /// Settings that change at run time lead to the state that they would have led to from the start.
     #[test]
     fn settings_can_change_at_any_time(
@@ -204,5 +189,25 @@ proptest! {
             prop_assert!(!cluster.apply(event));
         }
         prop_assert_eq!(cluster.resolve(), PerFamily::default());
+    }
+}
+
+proptest! {
+    // Each case works out a whole cluster for every event.
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn incremental_equals_full_after_every_single_event(
+        history in histories(&Shape::default()),
+        settings in settings(&Shape::default()),
+    ) {
+        let mut server = Server::default();
+        let mut cluster = Cluster::new(settings.clone());
+        for change in &history {
+            server.take(change);
+            cluster.apply(change.event());
+            cluster.resolve();
+            prop_assert_eq!(desired(&cluster), desired(&from_scratch(&settings, &server, &[])));
+        }
     }
 }
