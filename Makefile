@@ -31,7 +31,10 @@ test: setup
 	@scripts/need-root
 	@echo "== building the tests"
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
-	    set -e; $(CARGO) nextest run --workspace --locked --no-fail-fast --test-threads $(TEST_THREADS); \
+	    set -e; $(CARGO) nextest run --workspace --locked --no-fail-fast --test-threads $(TEST_THREADS) \
+	        -E 'not binary(scenarios)'; \
+	    echo "== scenarios"; \
+	    $(CARGO) test --locked --quiet -p portwarden-testkit --test scenarios -- --quiet --test-threads $(TEST_THREADS); \
 	    echo "== doc tests"; $(CARGO) test --workspace --locked --doc --quiet; \
 	else \
 	    $(CARGO) test --workspace --locked --no-fail-fast -- --test-threads $(TEST_THREADS); \

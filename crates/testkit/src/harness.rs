@@ -99,7 +99,7 @@ impl Request {
         let started = Instant::now();
         let failed = self.run(&wanted);
         summary(&wanted, &failed, started.elapsed());
-        if !self.exact {
+        if self.filters.is_empty() {
             remarks.iter().for_each(|remark| println!("  {remark}"));
         }
         if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(101) }

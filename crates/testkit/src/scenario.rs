@@ -51,16 +51,22 @@ impl Scenario {
 
     /// Why a dataplane is left out, if it is. Names in files may be of a whole family: `iptables` means `iptables-nft` as well.
     pub fn reason_against(&self, candidate: &Candidate) -> Option<String> {
-        let is_meant = |name: &&String| {
-            let rest = candidate.name.strip_prefix(name.as_str());
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
-        };
-        if let Some(name) = self.content.except.keys().find(is_meant) {
-            return self.content.except.get(name).cloned();
+        let mut except = self.content.except.iter();
+        if let Some((_, reason)) = except.find(|(name, _)| is_meant(name, candidate)) {
+            return Some(reason.clone());
         }
         let only = &self.content.only;
-        let left_out = !only.is_empty() && !only.keys().any(|name| is_meant(&name));
+        let left_out = !only.is_empty() && !only.keys().any(|name| is_meant(name, candidate));
         left_out.then(|| only.values().cloned().collect::<Vec<_>>().join("; "))
+    }
+
+    /// A misspelt dataplane would leave a scenario out in silence, so each name must be one of these.
+    pub fn check_dataplanes(&self, candidates: &[Candidate]) -> Result<()> {
+        for name in self.content.except.keys().chain(self.content.only.keys()) {
+            let known = candidates.iter().any(|candidate| is_meant(name, candidate));
+            ensure!(known, "{}: there is no dataplane {name:?}", self.file.display());
+        }
+        Ok(())
     }
 
     /// Plays it. An error tells the line of the step that did not go as written.
@@ -69,4 +75,8 @@ impl Scenario {
             format!("{} on {}: {}", self.file.display(), candidate.name, self.content.description.trim())
         })
     }
+}
+
+fn is_meant(name: &str, candidate: &Candidate) -> bool {
+    candidate.name.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
