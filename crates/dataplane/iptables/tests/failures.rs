@@ -6,7 +6,7 @@ mod common;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use common::{Tables, VARIANTS, assert_same, cluster, full_sync, recorded_settings, sync};
@@ -50,6 +50,13 @@ impl Folder {
         let _inside = tables.namespace.enter().unwrap();
         IptablesDataplane::with_programs(FAMILY, Options::default(), programs).unwrap()
     }
+}
+
+/// Where PATH finds a program.
+fn installed(name: &str) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|program| program.exists());
+    found.unwrap_or_else(|| panic!("{name} is not installed"))
 }
 
 #[test]
