@@ -29,8 +29,7 @@ impl Folder {
     fn new() -> Folder {
         let folder = Folder(tempfile::tempdir().unwrap());
         for name in ["iptables-nft", "iptables-nft-save", "iptables-nft-restore"] {
-            std::os::unix::fs::symlink(Path::new("/usr/sbin").join(name), folder.0.path().join(name))
-                .unwrap();
+            std::os::unix::fs::symlink(installed(name), folder.0.path().join(name)).unwrap();
         }
         folder
     }
