@@ -36,6 +36,7 @@ const MODE: Mode = Mode {
     localhost_node_ports: false,
     dead_node_ports_everywhere: false,
     affinity_by_pool: false,
+    contested_frontends: false,
 };
 
 /// A way to a Service.
@@ -169,7 +170,7 @@ impl Ledger {
             && (steady || self.targets[request.target].transport == Transport::Tcp);
         self.count.due += u64::from(due);
         let allowed: BTreeSet<SocketAddr> =
-            possible.iter().flat_map(|(_, expected)| expected.answers.keys().copied()).collect();
+            possible.iter().flat_map(|(_, expected)| expected.answers.iter().map(|seen| seen.endpoint)).collect();
         let wrong = match request.outcome.answer() {
             Some(answer) if !request.kept && !allowed.contains(&answer.endpoint) => Some("not an endpoint"),
             None if due => Some("no answer"),

@@ -320,7 +320,7 @@ impl Stage {
         }
         let now = Instant::now();
         let version = self.server.apply(object).version;
-        if version % 1000 == 0 {
+        if version.is_multiple_of(1000) {
             self.server.compact_until(version.saturating_sub(KEPT_CHANGES));
         }
         (now, marks)

@@ -114,7 +114,7 @@ fn draw_line(svg: &mut String, places: &[(f64, f64)], colour: &str) {
 
 /// Two names in a row below the chart.
 fn legend(svg: &mut String, index: usize, name: &str, colour: &str) {
-    let column = if index % 2 == 0 { LEFT } else { WIDTH / 2.0 };
+    let column = if index.is_multiple_of(2) { LEFT } else { WIDTH / 2.0 };
     let row = HEIGHT - 32.0 + 15.0 * (index / 2) as f64;
     let _ = writeln!(
         svg,

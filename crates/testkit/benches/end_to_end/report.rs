@@ -10,11 +10,14 @@ use anyhow::{Context, Result};
 use crate::plot::{Chart, Line};
 use crate::result::{Churn, Machine, Report, Run};
 
+/// Gets a figure from a run, if it has it.
+type Figure = Box<dyn Fn(&Run) -> Option<f64>>;
+
 /// One row of a table: what it is, and how to get it from a run.
 pub(crate) struct Metric {
     pub(crate) name: String,
     pub(crate) unit: &'static str,
-    pub(crate) value: Box<dyn Fn(&Run) -> Option<f64>>,
+    pub(crate) value: Figure,
 }
 
 /// What is promised for 5,000 x 50 in nftables mode.
