@@ -169,8 +169,10 @@ impl Ledger {
         let due = possible.iter().all(|(_, expected)| must_answer(expected))
             && (steady || self.targets[request.target].transport == Transport::Tcp);
         self.count.due += u64::from(due);
-        let allowed: BTreeSet<SocketAddr> =
-            possible.iter().flat_map(|(_, expected)| expected.answers.iter().map(|seen| seen.endpoint)).collect();
+        let allowed: BTreeSet<SocketAddr> = possible
+            .iter()
+            .flat_map(|(_, expected)| expected.answers.iter().map(|seen| seen.endpoint))
+            .collect();
         let wrong = match request.outcome.answer() {
             Some(answer) if !request.kept && !allowed.contains(&answer.endpoint) => Some("not an endpoint"),
             None if due => Some("no answer"),
