@@ -52,7 +52,7 @@ fn main() -> Result<()> {
 }
 
 fn run(quick: bool) -> Result<()> {
-    let began = Instant::now();
+    let (began, machine) = (Instant::now(), report::machine()?);
     let ours = Subject::portwarden()?;
     let reference = Subject::reference()?;
     let mut versions = vec![format!("{}: {}", ours.name, ours.version)];
@@ -75,7 +75,7 @@ fn run(quick: bool) -> Result<()> {
         }
     }
     let kind = if quick { "quick" } else { "full" }.to_owned();
-    let report = Report { date: report::today()?, kind, machine: report::machine()?, versions, runs };
+    let report = Report { date: report::today()?, kind, machine, versions, runs };
     std::fs::create_dir_all(folder())?;
     std::fs::write(folder().join("report.json"), serde_json::to_string_pretty(&report)?)?;
     println!("== {:.0} s: measured", began.elapsed().as_secs_f64());

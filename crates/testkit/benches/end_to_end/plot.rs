@@ -7,7 +7,7 @@ const HEIGHT: f64 = 400.0;
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 40.0;
-const BOTTOM: f64 = 84.0;
+const BOTTOM: f64 = 100.0;
 const COLOURS: [&str; 6] = ["#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a"];
 
 /// A line in a chart.
@@ -115,7 +115,7 @@ fn draw_line(svg: &mut String, places: &[(f64, f64)], colour: &str) {
 /// Two names in a row below the chart.
 fn legend(svg: &mut String, index: usize, name: &str, colour: &str) {
     let column = if index.is_multiple_of(2) { LEFT } else { WIDTH / 2.0 };
-    let row = HEIGHT - 32.0 + 15.0 * (index / 2) as f64;
+    let row = HEIGHT - 44.0 + 15.0 * (index / 2) as f64;
     let _ = writeln!(
         svg,
         "<rect x=\"{column}\" y=\"{:.1}\" width=\"14\" height=\"4\" fill=\"{colour}\"/>",

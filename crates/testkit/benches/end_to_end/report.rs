@@ -66,10 +66,15 @@ pub(crate) fn write(report: &Report, folder: &Path) -> Result<()> {
 
 /// When and where it was measured.
 pub(crate) fn circumstances(report: &Report) -> String {
-    let Machine { kernel, cores, processor, memory_gb } = &report.machine;
+    let Machine { kernel, cores, processor, memory_gb, load } = &report.machine;
+    let busy = if *load > *cores as f64 / 2.0 {
+        format!(" The machine was busy with other things (load {load:.1}).")
+    } else {
+        String::new()
+    };
     format!(
         "Measured on {} with Linux {kernel} on {cores} cores ({processor}) and {memory_gb:.0} GB of memory, which also run the API server \
-         and the measuring; {} run.",
+         and the measuring; {} run.{busy}",
         report.date, report.kind
     )
 }
@@ -167,13 +172,14 @@ pub(crate) fn machine() -> Result<Machine> {
     let memory = read("/proc/meminfo")?;
     let kilobytes: f64 =
         memory.split_whitespace().nth(1).and_then(|number| number.parse().ok()).context("no MemTotal")?;
-    let processors = read("/proc/cpuinfo")?;
+    let (processors, load) = (read("/proc/cpuinfo")?, read("/proc/loadavg")?);
     let name = processors.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     Ok(Machine {
         kernel: read("/proc/sys/kernel/osrelease")?.trim().to_owned(),
         cores: available_parallelism()?.get(),
         processor: name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.to_owned()),
         memory_gb: kilobytes * 1024.0 / 1e9,
+        load: load.split_whitespace().next().and_then(|number| number.parse().ok()).context("no load")?,
     })
 }
 

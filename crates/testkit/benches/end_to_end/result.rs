@@ -22,6 +22,8 @@ pub(crate) struct Machine {
     pub(crate) cores: usize,
     pub(crate) processor: String,
     pub(crate) memory_gb: f64,
+    /// How many processes wanted to run just before: on a machine that is busy with other things, figures say little.
+    pub(crate) load: f64,
 }
 
 /// One program in one mode with one size of cluster.
