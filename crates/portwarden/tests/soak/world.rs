@@ -85,7 +85,7 @@ impl World {
             let _inside = topology.node().namespace().enter()?;
             ApiServer::builder().tls().start()?
         };
-        server.kubeconfig(folder, "")?;
+        fs::rename(server.kubeconfig(folder, "")?, folder.join("kubeconfig")).context("no kubeconfig")?;
         server.apply(Rig::node());
         server.apply(service_cidr("kubernetes", SERVICE_CIDR.both()));
         let ledger = Ledger::new(SERVICES, targets(), served, Instant::now());
