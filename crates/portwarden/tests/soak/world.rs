@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use portwarden_model::Family;
 use portwarden_testkit::apiserver::{ApiServer, Fault, Resource, Schedule};
 use portwarden_testkit::build::service_cidr;
@@ -55,6 +55,7 @@ pub(crate) struct World {
     shapes: Vec<Shape>,
     members: Vec<Vec<Member>>,
     config: Configuration,
+    kubeconfig: PathBuf,
     folder: PathBuf,
     binary: PathBuf,
     marks: u16,
@@ -85,7 +86,7 @@ impl World {
             let _inside = topology.node().namespace().enter()?;
             ApiServer::builder().tls().start()?
         };
-        fs::rename(server.kubeconfig(folder, "")?, folder.join("kubeconfig")).context("no kubeconfig")?;
+        let kubeconfig = server.kubeconfig(folder, "")?;
         server.apply(Rig::node());
         server.apply(service_cidr("kubernetes", SERVICE_CIDR.both()));
         let ledger = Ledger::new(SERVICES, targets(), served, Instant::now());
@@ -100,6 +101,7 @@ impl World {
             shapes: vec![Shape::default(); SERVICES],
             members: vec![(0..PODS + REMOTE_PODS).map(everywhere).collect(); SERVICES],
             config: Configuration { iptables, masquerade_all: false, verbosity: 2, min_sync_period: 0 },
+            kubeconfig,
             folder: folder.to_owned(),
             binary: binary.to_owned(),
             marks: 0,
@@ -108,9 +110,11 @@ impl World {
             world.write_service(number);
             world.write_slices(number);
         }
-        world.write_config(&world.config.text(&world.folder))?;
+        world.write_config(&world.config.text(&world.kubeconfig))?;
         world.run()?;
-        world.confirm()?;
+        if let Err(error) = world.confirm() {
+            bail!("{error:#}\nthe process logged:\n{}", world.log());
+        }
         world.traffic = Some(Traffic::start(&world.topology, &world.ledger.targets, KEPT)?);
         Ok(world)
     }
@@ -269,7 +273,7 @@ impl World {
                 sleep(Duration::from_millis(200));
             }
         }
-        self.write_config(&self.config.text(&self.folder))
+        self.write_config(&self.config.text(&self.kubeconfig))
     }
 
     fn write_config(&self, text: &str) -> Result<()> {
@@ -354,14 +358,18 @@ impl World {
         let probe = self.topology.node().probe().patience(Duration::from_millis(100));
         let what = format!("the kernel to have change {}", self.marks);
         let mut waiting = ips.both().to_vec();
+        let process = &mut self.process;
         wait::until(PATIENCE, &what, || {
+            if process.as_mut().is_none_or(|process| !process.is_running()) {
+                return Some(Err(anyhow!("the process ended by itself")));
+            }
             let there = |ip: &std::net::IpAddr| {
                 let outcome = probe.tcp((*ip, number).into());
                 outcome.is_ok_and(|outcome| outcome.host() == Some(name.as_str()))
             };
             waiting.retain(|ip| !there(ip));
-            waiting.is_empty().then_some(())
-        })?;
+            waiting.is_empty().then_some(Ok(()))
+        })??;
         self.ledger.confirm();
         self.figures.slowest_change = self.figures.slowest_change.max(written.elapsed());
         Ok(())
@@ -394,7 +402,7 @@ impl World {
 }
 
 impl Configuration {
-    fn text(&self, folder: &Path) -> String {
+    fn text(&self, kubeconfig: &Path) -> String {
         let mode = if self.iptables { "iptables" } else { "nftables" };
         let period = match self.min_sync_period {
             0 => String::new(),
@@ -406,7 +414,7 @@ impl Configuration {
              clusterCIDR: {v4},{v6}\nnodePortAddresses: [primary]\n\
              clientConnection: {{kubeconfig: {}}}\nlogging: {{verbosity: {}}}\n\
              {mode}: {{masqueradeAll: {}{period}}}\n",
-            folder.join("kubeconfig").display(),
+            kubeconfig.display(),
             self.verbosity,
             self.masquerade_all
         )
