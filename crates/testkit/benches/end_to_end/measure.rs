@@ -1,6 +1,7 @@
 //! The measurements: one program, one mode, one size of cluster.
 
 use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -109,7 +110,7 @@ impl Stage {
         server.apply(Rig::node());
         server.apply(service_cidr("kubernetes", ["10.96.0.0/12"]));
         for (name, number) in SENTINELS {
-            let ip = std::net::Ipv4Addr::new(10, 96, 0, number);
+            let ip = Ipv4Addr::new(10, 96, 0, number);
             server.apply(service(name).cluster_ip(ip).port(port(80).name("http")));
             let pod = endpoint(topology.pod(0).ip().v4).on("node-a");
             server.apply(slice(name, name).port(port(8080).name("http")).endpoint(pod));
@@ -269,20 +270,18 @@ impl Stage {
 
     /// Whether the kernel has exactly what it should have, by what it told, and by what it has.
     fn verify(&self, listener: Listener, subject: &Subject, mode: &str, run: &mut Run) -> Result<()> {
-        let (heard, current) = (listener.heard(), self.current());
+        let heard = listener.heard();
         if heard.overruns > 0 {
             run.notes
                 .push("the kernel told more than could be read, so what it told was not checked".to_owned());
         } else {
-            let present = heard.present();
-            let missing = current.difference(&present).count();
-            // kube-proxy empties chains as a whole and removes them later; only what we do is told piece by piece.
-            let left = if subject.ours { present.difference(&current).count() } else { 0 };
-            if missing + left > 0 {
-                run.wrong.push(format!(
-                    "by the kernel's notifications, {missing} endpoints are missing, {left} are left over"
-                ));
+            let wanted: BTreeSet<Ipv4Addr> = self.current().into_iter().map(Mark::address).collect();
+            let mut present: BTreeSet<Ipv4Addr> = heard.present().into_iter().map(Mark::address).collect();
+            if !subject.ours {
+                // kube-proxy empties chains as a whole and removes them later; only what we do is told piece by piece.
+                present.retain(|address| wanted.contains(address));
             }
+            run.wrong.extend(difference("the kernel's notifications", &wanted, &present));
         }
         drop(heard);
         listener.stop()?;
@@ -290,13 +289,8 @@ impl Stage {
             let began = Instant::now();
             let installed = installed_endpoints(self.topology.node().namespace())?;
             let sentinel = self.topology.pod(0).ip().v4;
-            let wanted: BTreeSet<_> = self.cluster.addresses().chain([sentinel]).collect();
-            let (missing, left) =
-                (wanted.difference(&installed).count(), installed.difference(&wanted).count());
-            if missing + left > 0 {
-                run.wrong
-                    .push(format!("by a listing, {missing} endpoints are missing, {left} are left over"));
-            }
+            let wanted: BTreeSet<Ipv4Addr> = self.cluster.addresses().chain([sentinel]).collect();
+            run.wrong.extend(difference("a listing", &wanted, &installed));
             tell(&format!(
                 "{} endpoints compared with the kernel's in {:.1?}",
                 wanted.len(),
@@ -346,6 +340,15 @@ impl Stage {
     fn current(&self) -> BTreeSet<Mark> {
         self.cluster.addresses().filter_map(Mark::of).collect()
     }
+}
+
+/// What is wrong with what is there, if anything.
+fn difference(source: &str, wanted: &BTreeSet<Ipv4Addr>, present: &BTreeSet<Ipv4Addr>) -> Option<String> {
+    let missing: Vec<_> = wanted.difference(present).collect();
+    let left: Vec<_> = present.difference(wanted).collect();
+    let example = missing.first().or(left.first())?;
+    let (missing, left) = (missing.len(), left.len());
+    Some(format!("by {source}, {missing} endpoints are missing and {left} are left over, such as {example}"))
 }
 
 /// Shows progress.
