@@ -116,13 +116,6 @@ impl Socket {
         })
     }
 
-    /// Leaves a multicast group.
-    pub fn leave(&self, group: u32) -> Result<()> {
-        set_netlink_option(self.fd.as_fd(), NetlinkOption::DropMembership, group).map_err(|source| {
-            Error::Open { action: "leave a multicast group with", protocol: self.protocol.name(), source }
-        })
-    }
-
     /// Waits until there is something to receive; false if the time is over before.
     pub fn wait(&self, request: &'static str, timeout: Duration) -> Result<bool> {
         let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);

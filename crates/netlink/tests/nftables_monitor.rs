@@ -126,3 +126,34 @@ fn lost_notifications_are_reported() {
         assert_eq!(generation(&notices).id, client.generation().unwrap().id);
     });
 }
+
+#[test]
+fn subscriptions_of_one_namespace_pause_together() {
+    in_namespace(|| {
+        let mut monitors = [Monitor::open().unwrap(), Monitor::open().unwrap()];
+        let mut client = Client::open().unwrap();
+        let mut change = |name: &str| {
+            let mut transaction = Transaction::new();
+            transaction.add(Table::new(&TableId::new(Family::Ip, name)));
+            client.commit(&transaction).unwrap();
+        };
+        monitors[0].pause().unwrap();
+        monitors[1].pause().unwrap();
+        monitors[0].resume().unwrap();
+        change("unseen");
+        monitors[1].resume().unwrap();
+        change("seen");
+        for monitor in &mut monitors {
+            let notices = read(monitor);
+            assert_eq!(notices.len(), 2, "a table and its generation, nothing of before: {notices:?}");
+        }
+    });
+    in_namespace(|| {
+        let (mut here, mut client) = (Monitor::open().unwrap(), Client::open().unwrap());
+        in_namespace(|| Monitor::open().unwrap().pause().unwrap());
+        let mut transaction = Transaction::new();
+        transaction.add(Table::new(&TableId::new(Family::Ip, "seen")));
+        client.commit(&transaction).unwrap();
+        assert_eq!(read(&mut here).len(), 2, "a pause elsewhere is none here");
+    });
+}

@@ -142,6 +142,11 @@ impl Elements {
         Self { bytes: Vec::with_capacity(count.saturating_mul(align(payload) + 20)), count: 0 }
     }
 
+    /// Makes room for `count` more elements, as [`Elements::with_capacity`] does.
+    pub fn reserve(&mut self, count: usize, payload: usize) {
+        self.bytes.reserve_exact(count.saturating_mul(align(payload) + 20));
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.count

@@ -3,8 +3,11 @@
 use super::decode::Event;
 use crate::error::{Error, Result};
 use crate::socket::{Protocol, Socket};
+use crate::sys::{NetlinkOption, set_netlink_option};
 use crate::wire::Messages;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 /// `NFNLGRP_NFTABLES`.
@@ -18,11 +21,13 @@ const REQUEST: &str = "nftables notifications";
 /// A subscription to changes of the ruleset. Wait on it with poll(2) together with other descriptors, or with
 /// [`Monitor::wait`].
 ///
-/// While anyone is subscribed, the kernel builds a notification for each element of a transaction. Leave with
-/// [`Monitor::pause`] around a full load.
+/// While anyone is subscribed, in whatever network namespace, the kernel builds a notification for each element of a
+/// transaction. That takes longer than the transaction itself, and more of them than fit into the queue are lost.
+/// So [`Monitor::pause`] around a full load, which silences all subscriptions of the process in this namespace.
 #[derive(Debug)]
 pub struct Monitor {
     socket: Socket,
+    subscription: Arc<Subscription>,
 }
 
 /// What a subscriber is told.
@@ -40,7 +45,8 @@ impl Monitor {
         let mut socket = Socket::open(Protocol::Netfilter)?;
         socket.grow_receive_buffer(QUEUE);
         socket.join(GROUP)?;
-        Ok(Self { socket })
+        let subscription = Subscription::register(&socket)?;
+        Ok(Self { socket, subscription })
     }
 
     /// Hands all notifications that are there to `on_notice`, without waiting; returns how many.
@@ -75,15 +81,78 @@ impl Monitor {
         self.socket.wait(REQUEST, timeout)
     }
 
-    /// Stops the notifications; those queued stay readable.
+    /// Stops the notifications, also of this process's other monitors in the same network namespace; those queued
+    /// stay readable.
     pub fn pause(&self) -> Result<()> {
-        self.socket.leave(GROUP)
+        self.subscription.all_of_namespace(|pauses| {
+            *pauses += 1;
+            (*pauses == 1).then_some(NetlinkOption::DropMembership)
+        })
     }
 
-    /// Starts the notifications again after [`Monitor::pause`].
+    /// Starts the notifications again after [`Monitor::pause`]; what happened in between is not told.
     pub fn resume(&self) -> Result<()> {
-        self.socket.join(GROUP)
+        self.subscription.all_of_namespace(|pauses| {
+            let last = *pauses == 1;
+            *pauses = pauses.saturating_sub(1);
+            last.then_some(NetlinkOption::AddMembership)
+        })
     }
+}
+
+/// The subscriptions of this process. The kernel knows only whether there are any at all, so they have to know of
+/// each other.
+static SUBSCRIPTIONS: Mutex<Vec<Weak<Subscription>>> = Mutex::new(Vec::new());
+
+/// One subscription, as the others see it.
+#[derive(Debug)]
+struct Subscription {
+    fd: OwnedFd,
+    /// Device and inode of the network namespace.
+    namespace: (u64, u64),
+    /// How often it was paused without being resumed.
+    pauses: Mutex<u32>,
+}
+
+impl Subscription {
+    fn register(socket: &Socket) -> Result<Arc<Self>> {
+        let failed = |source: std::io::Error| Error::Open {
+            action: "note the network namespace of",
+            protocol: "netfilter",
+            source: nix::errno::Errno::from_raw(source.raw_os_error().unwrap_or_default()),
+        };
+        let namespace = std::fs::metadata("/proc/thread-self/ns/net").map_err(failed)?;
+        let subscription = Arc::new(Self {
+            fd: socket.as_fd().try_clone_to_owned().map_err(failed)?,
+            namespace: (namespace.dev(), namespace.ino()),
+            pauses: Mutex::new(0),
+        });
+        let mut all = lock(&SUBSCRIPTIONS);
+        all.retain(|other| other.strong_count() > 0);
+        all.push(Arc::downgrade(&subscription));
+        Ok(subscription)
+    }
+
+    /// Asks every subscription of the same namespace what to do, and does it. Goes on after a failure.
+    fn all_of_namespace(&self, what: impl Fn(&mut u32) -> Option<NetlinkOption>) -> Result<()> {
+        let all: Vec<Arc<Self>> = lock(&SUBSCRIPTIONS).iter().filter_map(Weak::upgrade).collect();
+        let mut outcome = Ok(());
+        for other in all.iter().filter(|other| other.namespace == self.namespace) {
+            let Some(option) = what(&mut lock(&other.pauses)) else { continue };
+            let done = set_netlink_option(other.fd.as_fd(), option, GROUP);
+            outcome = outcome.and(done);
+        }
+        outcome.map_err(|source| Error::Open {
+            action: "pause or resume notifications of",
+            protocol: "netfilter",
+            source,
+        })
+    }
+}
+
+/// Nothing panics while it holds one of these locks.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl AsFd for Monitor {
