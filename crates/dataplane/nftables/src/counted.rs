@@ -3,6 +3,9 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
+/// Room for changes that is kept from one to the next.
+const KEEP_ROOM: usize = 64;
+
 /// Keys with the number of those who want them. Changes are kept apart until the kernel has them.
 #[derive(Debug)]
 pub(crate) struct Counted<K> {
@@ -50,6 +53,8 @@ impl<K: Hash + Eq + Copy> Counted<K> {
                 Ok(count) => self.installed.insert(key, count),
             };
         }
+        // A full load leaves room for everything, which no change to come will need.
+        self.pending.shrink_to(KEEP_ROOM);
     }
 
     /// The kernel has refused the pending changes.

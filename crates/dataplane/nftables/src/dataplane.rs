@@ -205,7 +205,7 @@ impl Nftables {
         } else {
             Installed::new(self.kernel.recover().map_err(read)?)
         };
-        let mut plan = Plan::new();
+        let mut plan = self.large_plan(wanted);
         let mut transaction = Transaction::new();
         plan_services(&mut fresh, wanted, &mut plan)?;
         let chains = Chains::render(self.family, node, self.mark, &fresh.sticky_classes());
@@ -228,6 +228,19 @@ impl Nftables {
             }
             Err(error) => Err(self.failed(error, plan)),
         }
+    }
+
+    /// An empty plan with room for all endpoints, which are nearly all there is.
+    fn large_plan(&self, wanted: &Wanted<'_>) -> Plan {
+        let ports = wanted.values().flatten().flat_map(|service| service.ports.iter());
+        let endpoints = ports.map(|port| port.cluster.len() + port.local.len()).sum();
+        let payload = match self.family {
+            Family::V4 => 16,
+            Family::V6 => 28,
+        };
+        let mut plan = Plan::new();
+        plan.reserve(SetId::Endpoints, endpoints, payload);
+        plan
     }
 
     /// Writes the Services that changed and, if given, what follows from the node.

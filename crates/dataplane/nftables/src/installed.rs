@@ -37,6 +37,26 @@ struct ServiceState {
     ports: Box<[PortState]>,
 }
 
+impl ServiceState {
+    fn ports(&self) -> impl Iterator<Item = (&ProxiedPort, &PortState)> {
+        self.service.ports.iter().zip(&self.ports)
+    }
+
+    /// The port of this name, which was probably at this place.
+    fn port(&self, name: &PortName, place: usize) -> Option<(&ProxiedPort, &PortState)> {
+        let index = find(&self.service.ports, name, place)?;
+        Some((self.service.ports.get(index)?, self.ports.get(index)?))
+    }
+}
+
+/// Where the port of this name is; ports seldom change their place.
+fn find(ports: &[ProxiedPort], name: &PortName, guess: usize) -> Option<usize> {
+    if ports.get(guess).is_some_and(|port| port.name == *name) {
+        return Some(guess);
+    }
+    ports.iter().position(|port| port.name == *name)
+}
+
 /// What becomes true when the kernel takes the plan, and is forgotten when it does not.
 #[derive(Debug, Default)]
 struct Pending {
@@ -68,9 +88,9 @@ impl Installed {
     pub(crate) fn forget(&mut self) -> Installed {
         let mut recovered = std::mem::take(&mut self.recovered);
         for state in self.services.values() {
-            for (port, lists) in state.service.ports.iter().zip(&state.ports) {
-                for (kind, list) in [(PoolKind::Cluster, &lists.cluster), (PoolKind::Local, &lists.local)] {
-                    if let Some(list) = list.as_ref().filter(|list| list.list.is_sticky()) {
+            for (port, lists) in state.ports() {
+                for kind in [PoolKind::Cluster, PoolKind::Local] {
+                    if let Some(list) = lists.list(kind).filter(|list| list.list.is_sticky()) {
                         recovered.insert(ports::name_key(port, kind).as_bytes().to_vec(), list.clone());
                     }
                 }
@@ -101,8 +121,21 @@ impl Installed {
         wanted: Option<&Arc<ProxiedService>>,
         plan: &mut Plan,
     ) -> Result<(), Refusal> {
-        let old = self.services.get(name).cloned();
-        if let (Some(old), Some(wanted)) = (&old, wanted)
+        // Lent out, so that it can be read while numbers are taken.
+        let services = std::mem::take(&mut self.services);
+        let outcome = self.plan_service(services.get(name), name, wanted, plan);
+        self.services = services;
+        outcome
+    }
+
+    fn plan_service(
+        &mut self,
+        old: Option<&ServiceState>,
+        name: &NamespacedName,
+        wanted: Option<&Arc<ProxiedService>>,
+        plan: &mut Plan,
+    ) -> Result<(), Refusal> {
+        if let (Some(old), Some(wanted)) = (old, wanted)
             && Arc::ptr_eq(&old.service, wanted)
         {
             return Ok(());
@@ -111,19 +144,16 @@ impl Installed {
             self.check(wanted)?;
         }
         plan.begin(name);
-        let old_ports: HashMap<&PortName, (&ProxiedPort, &PortState)> = old
-            .iter()
-            .flat_map(|state| state.service.ports.iter().zip(&state.ports))
-            .map(|(port, state)| (&port.name, (port, state)))
-            .collect();
-        let mut states = Vec::new();
-        for port in wanted.iter().flat_map(|wanted| wanted.ports.iter()) {
-            states.push(self.plan_port(old_ports.get(&port.name).copied(), port, plan)?);
+        let ports = wanted.map_or(&[][..], |wanted| &wanted.ports);
+        let mut states = Vec::with_capacity(ports.len());
+        for (index, port) in ports.iter().enumerate() {
+            let old = old.and_then(|old| old.port(&port.name, index));
+            states.push(self.plan_port(old, port, plan)?);
         }
-        let kept =
-            |name: &PortName| wanted.is_some_and(|wanted| wanted.ports.iter().any(|port| port.name == *name));
-        for (_, (port, state)) in old_ports.iter().filter(|(name, _)| !kept(name)) {
-            self.remove_port(port, state, plan);
+        for (index, (port, state)) in old.iter().flat_map(|old| old.ports()).enumerate() {
+            if find(ports, &port.name, index).is_none() {
+                self.remove_port(port, state, plan);
+            }
         }
         let state = wanted.map(|wanted| ServiceState { service: Arc::clone(wanted), ports: states.into() });
         self.pending.services.push((name.clone(), state));
@@ -194,7 +224,7 @@ impl Installed {
         let old_state = old.map_or(&none, |(_, state)| state);
         let state = PortState {
             cluster: self.plan_list(old_state, port, PoolKind::Cluster, plan)?,
-            local: self.plan_list(old_state, port, PoolKind::Local, plan)?,
+            local: self.plan_list(old_state, port, PoolKind::Local, plan)?.map(Box::new),
         };
         self.ensure_classes(port, &state)?;
         let class = |class: StickyClass| self.sticky_classes.get(&class).copied().unwrap_or(0);

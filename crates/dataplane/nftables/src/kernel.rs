@@ -20,7 +20,7 @@ const QUIET_FROM: usize = 512;
 #[derive(Debug)]
 pub(crate) struct Kernel {
     client: Client,
-    monitor: Monitor,
+    watch: Watch,
     table: TableId,
 }
 
@@ -36,12 +36,10 @@ pub(crate) enum Found {
 }
 
 impl Kernel {
-    pub(crate) fn open(family: Family, table: &str) -> Result<Self> {
-        Ok(Kernel {
-            client: Client::open()?,
-            monitor: Monitor::open()?,
-            table: TableId::new(kernel_family(family), table),
-        })
+    pub(crate) fn open(family: Family, table: &str, watch: Watch) -> Result<Self> {
+        let client = Client::open()?;
+        watch.shared().ports.insert(client.port());
+        Ok(Kernel { client, watch, table: TableId::new(kernel_family(family), table) })
     }
 
     pub(crate) fn table(&self) -> &TableId {
@@ -88,36 +86,63 @@ impl Kernel {
     pub(crate) fn commit(&mut self, transaction: &Transaction) -> Result<()> {
         let quiet = transaction.element_count() >= QUIET_FROM;
         if quiet {
-            self.monitor.pause()?;
+            self.watch.shared().monitor.pause()?;
         }
         let outcome = self.client.commit(transaction);
         if quiet {
-            self.monitor.resume()?;
+            self.watch.shared().monitor.resume()?;
         }
         outcome
     }
 
     /// Reads notifications. Tells what others changed in our table, if they did.
     pub(crate) fn tampering(&mut self) -> Result<Option<String>> {
-        let ours = self.client.port();
-        let table = self.table.clone();
-        let mut found = None;
-        self.monitor.read(|notice| {
-            let change = match notice {
-                Notice::Missed => Some("more changes at once than could be read".to_owned()),
-                Notice::Event(event) if event.port == ours => None,
-                Notice::Event(event) => describe(&event, &table),
-            };
-            found = found.take().or(change);
-        })?;
-        Ok(found)
+        self.watch.shared().take(&self.table)
     }
 
     pub(crate) fn watch_fd(&self) -> BorrowedFd<'_> {
-        self.monitor.as_fd()
+        self.watch.fd.as_fd()
     }
 }
 
+/// What the kernel tells about its rules, shared by the dataplanes of both families: while anybody listens, the kernel builds a
+/// notification for every element of a transaction, so that during a large one nobody may.
+#[derive(Debug, Clone)]
+pub struct Watch {
+    shared: Arc<Mutex<Shared>>,
+    /// The same descriptor, to wait on without the lock.
+    fd: Arc<OwnedFd>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    monitor: Monitor,
+    /// The sockets whose changes are our own.
+    ports: BTreeSet<u32>,
+    /// What others changed, by table, until its dataplane asks.
+    found: HashMap<TableId, String>,
+    /// Somebody changed more than could be read, and these tables have not heard of it yet.
+    missed: BTreeSet<nftables::Family>,
+}
+
+impl Watch {
+    /// Starts to listen in the network namespace of the calling thread.
+    pub fn open() -> Result<Watch> {
+        let monitor = Monitor::open()?;
+        let fd = monitor.as_fd().try_clone_to_owned().map_err(|source| portwarden_netlink::Error::Open {
+            step: "duplicate",
+            protocol: portwarden_netlink::Protocol::Netfilter,
+            errno: source.raw_os_error().map_or(portwarden_netlink::Errno::UnknownErrno, portwarden_netlink::Errno::from_raw),
+        })?;
+        let shared = Shared { monitor, ports: BTreeSet::new(), found: HashMap::new(), missed: BTreeSet::new() };
+        Ok(Watch { shared: Arc::new(Mutex::new(shared)), fd: Arc::new(fd) })
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        // Nothing can be half done under this lock.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 /// nf_tables' name for a family.
 pub(crate) fn kernel_family(family: Family) -> nftables::Family {
     match family {

@@ -20,23 +20,30 @@ pub(crate) struct ListState {
     pub(crate) list: List,
     /// Its endpoints.
     pub(crate) pool: Pool,
-    /// The slot of each endpoint of the pool; `None` while that is the pool's own order.
-    slots: Option<Box<[u32]>>,
-    /// Sticky lists only: the entry of each endpoint of the pool.
+    /// Where its endpoints are; `None` while an ordinary list is in the pool's own order, as most are.
+    places: Option<Box<Places>>,
+}
+
+/// Where the endpoints of a pool are.
+#[derive(Debug, Clone, PartialEq)]
+struct Places {
+    /// The slot of each endpoint; empty if that is the pool's own order.
+    slots: Box<[u32]>,
+    /// The entry of each endpoint; empty if the list is not sticky.
     entries: Box<[u16]>,
 }
 
 impl ListState {
     /// An empty list.
     pub(crate) fn new(list: List) -> Self {
-        ListState { list, pool: Pool::default(), slots: None, entries: Box::default() }
+        ListState { list, pool: Pool::default(), places: None }
     }
 
     /// A sticky list as it was found in the kernel: only which endpoint has which entry matters.
     pub(crate) fn recovered(list: List, mut found: Vec<(u16, Backend)>) -> Self {
         found.sort_by_key(|(_, backend)| *backend);
         let (entries, backends): (Vec<u16>, Vec<Backend>) = found.into_iter().unzip();
-        ListState { list, pool: Pool::new(&backends), slots: None, entries: entries.into() }
+        ListState { list, pool: Pool::new(&backends), places: places(Vec::new(), entries) }
     }
 
     /// Brings the list to `pool`.
@@ -47,8 +54,8 @@ impl ListState {
         let old: HashMap<SocketAddr, Place> =
             self.places().map(|(backend, place)| (backend.address(), place)).collect();
         let moves = Moves::compute(old, pool);
-        let entries = if self.list.is_sticky() { self.new_entries(pool, &moves) } else { Box::default() };
-        let next = ListState { list: self.list, pool: pool.clone(), slots: compress(moves.slots), entries };
+        let entries = self.new_entries(pool, &moves);
+        let next = ListState { list: self.list, pool: pool.clone(), places: places(moves.slots, entries) };
         for place in &moves.emptied {
             changes.delete(next.slot_set(), slot_key(self.list, place.slot));
         }
@@ -58,7 +65,7 @@ impl ListState {
         for index in moves.filled {
             next.add_slot(index, changes);
         }
-        next.add_entries(&moves.fresh, changes);
+        next.add_entries(moves.fresh, changes);
         next
     }
 
@@ -67,7 +74,7 @@ impl ListState {
         for index in 0..self.pool.len() {
             self.add_slot(index, changes);
         }
-        self.add_entries(&(0..self.pool.len()).collect::<Vec<_>>(), changes);
+        self.add_entries(0..self.pool.len(), changes);
     }
 
     /// Removes all of the list.
@@ -82,22 +89,29 @@ impl ListState {
 
     /// The same endpoints, each in the slot of its place in the pool.
     pub(crate) fn in_order(&self, pool: &Pool) -> ListState {
-        let old = self.places().map(|(backend, place)| (backend.address(), place)).collect();
-        let moves = Moves::compute(old, pool);
-        let entries = if self.list.is_sticky() { self.new_entries(pool, &moves) } else { Box::default() };
-        ListState { list: self.list, pool: pool.clone(), slots: None, entries }
+        let mut next = ListState { list: self.list, pool: pool.clone(), places: None };
+        if self.list.is_sticky() {
+            let old = self.places().map(|(backend, place)| (backend.address(), place)).collect();
+            let entries = self.new_entries(pool, &Moves::compute(old, pool));
+            next.places = places(Vec::new(), entries);
+        }
+        next
     }
 
     fn places(&self) -> impl Iterator<Item = (Backend, Place)> + '_ {
         self.pool.iter().enumerate().map(|(index, backend)| {
             let slot = self.slot(index);
-            (backend, Place { slot, entry: self.entries.get(index).copied() })
+            (backend, Place { slot, entry: self.entry(index) })
         })
     }
 
     fn slot(&self, index: usize) -> u32 {
         let identity = u32::try_from(index).unwrap_or(u32::MAX);
-        self.slots.as_deref().and_then(|slots| slots.get(index).copied()).unwrap_or(identity)
+        self.places.as_ref().and_then(|places| places.slots.get(index).copied()).unwrap_or(identity)
+    }
+
+    fn entry(&self, index: usize) -> Option<u16> {
+        self.places.as_ref()?.entries.get(index).copied()
     }
 
     fn slot_set(&self) -> SetId {
@@ -106,16 +120,16 @@ impl ListState {
 
     fn add_slot(&self, index: usize, changes: &mut impl ElementChanges) {
         let key = slot_key(self.list, self.slot(index));
-        match self.entries.get(index) {
-            Some(entry) => changes.add(SetId::StickySlots, key, Image::new().number(self.list.entry(*entry))),
+        match self.entry(index) {
+            Some(entry) => changes.add(SetId::StickySlots, key, Image::new().number(self.list.entry(entry))),
             None => changes.add(SetId::Endpoints, key, self.endpoint(index)),
         }
     }
 
-    fn add_entries(&self, indices: &[usize], changes: &mut impl ElementChanges) {
+    fn add_entries(&self, indices: impl IntoIterator<Item = usize>, changes: &mut impl ElementChanges) {
         for index in indices {
-            if let Some(entry) = self.entries.get(*index) {
-                changes.add(SetId::StickyEndpoints, entry_key(self.list, *entry), self.endpoint(*index));
+            if let Some(entry) = self.entry(index) {
+                changes.add(SetId::StickyEndpoints, entry_key(self.list, entry), self.endpoint(index));
             }
         }
     }
@@ -127,10 +141,13 @@ impl ListState {
         }
     }
 
-    /// Endpoints keep their entries; new ones take numbers that were not used lately.
-    fn new_entries(&self, pool: &Pool, moves: &Moves) -> Box<[u16]> {
+    /// Endpoints of a sticky list keep their entries; new ones take numbers that were not used lately.
+    fn new_entries(&self, pool: &Pool, moves: &Moves) -> Vec<u16> {
+        if !self.list.is_sticky() {
+            return Vec::new();
+        }
         let mut used: HashSet<u16> = moves.kept.iter().filter_map(|place| place.as_ref()?.entry).collect();
-        let mut next = self.entries.iter().copied().max().unwrap_or(0);
+        let mut next = self.places.iter().flat_map(|places| &places.entries).copied().max().unwrap_or(0);
         let mut fresh = || {
             // Never endless: a list has at most STICKY_ENTRIES endpoints.
             loop {
@@ -199,9 +216,12 @@ impl Moves {
     }
 }
 
-fn compress(slots: Vec<u32>) -> Option<Box<[u32]>> {
-    let identity = slots.iter().enumerate().all(|(index, slot)| index == *slot as usize);
-    (!identity).then(|| slots.into())
+fn places(mut slots: Vec<u32>, entries: Vec<u16>) -> Option<Box<Places>> {
+    if slots.iter().enumerate().all(|(index, slot)| index == *slot as usize) {
+        slots = Vec::new();
+    }
+    let trivial = slots.is_empty() && entries.is_empty();
+    (!trivial).then(|| Box::new(Places { slots: slots.into(), entries: entries.into() }))
 }
 
 fn slot_key(list: List, slot: u32) -> Image {

@@ -39,6 +39,14 @@ impl Plan {
         Plan { changes, services: Vec::new(), operations: Vec::new() }
     }
 
+    /// Makes room once for all that a full load adds to a set, instead of step by step. Key and value of an element take
+    /// `payload` bytes.
+    pub(crate) fn reserve(&mut self, set: SetId, count: usize, payload: usize) {
+        let changes = &mut self.changes[set as usize];
+        changes.add.reserve(count, payload);
+        changes.add_owners.reserve_exact(count);
+    }
+
     /// What follows is this Service's wish.
     pub(crate) fn begin(&mut self, service: &NamespacedName) {
         self.services.push(service.clone());

@@ -15,19 +15,20 @@ use crate::sets::SetId;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct PortState {
     pub(crate) cluster: Option<ListState>,
-    pub(crate) local: Option<ListState>,
+    /// Seldom there.
+    pub(crate) local: Option<Box<ListState>>,
 }
 
 impl PortState {
     pub(crate) fn list(&self, kind: PoolKind) -> Option<&ListState> {
         match kind {
             PoolKind::Cluster => self.cluster.as_ref(),
-            PoolKind::Local => self.local.as_ref(),
+            PoolKind::Local => self.local.as_deref(),
         }
     }
 
     pub(crate) fn lists(&self) -> impl Iterator<Item = &ListState> {
-        [&self.cluster, &self.local].into_iter().flatten()
+        self.cluster.iter().chain(self.local.as_deref())
     }
 }
 
@@ -94,8 +95,8 @@ pub(crate) fn items(port: &ProxiedPort, state: &PortState, class: &dyn Fn(Sticky
             route(cluster, Kind::Internal),
         ));
     }
-    for (list, kind) in [(&state.cluster, PoolKind::Cluster), (&state.local, PoolKind::Local)] {
-        if let Some(list) = list.as_ref().filter(|list| list.list.is_sticky()) {
+    for kind in [PoolKind::Cluster, PoolKind::Local] {
+        if let Some(list) = state.list(kind).filter(|list| list.list.is_sticky()) {
             items.push(Item::new(
                 SetId::StickyNames,
                 name_key(port, kind),
