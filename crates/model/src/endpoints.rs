@@ -1,5 +1,7 @@
 //! From slices to the endpoints of one service port: merged, without duplicates, in text order.
 
+mod text_order;
+
 #[cfg(test)]
 mod tests;
 
@@ -64,7 +66,7 @@ pub(crate) fn merge<'a>(
         }
     }
     // The sort is stable, so entries for one address stay in the order in which they were seen.
-    all.sort_by_cached_key(|candidate| TextKey::new(candidate.address()));
+    text_order::sort(&mut all, Candidate::address);
     all.dedup_by(|later, kept| {
         let same = later.address() == kept.address();
         // One that is not terminating always replaces; a terminating one only fills a gap.
@@ -108,18 +110,5 @@ fn match_hints(hints: &Hints, place: Place<'_>) -> (HintMatch, HintMatch) {
 
 /// Sorts by the text `ip:port`, as all lists of endpoints are.
 pub(crate) fn sort_by_text(backends: &mut [Backend]) {
-    backends.sort_by_cached_key(|backend| TextKey::new(backend.address()));
-}
-
-/// The text `ip:port` on the stack: the longest is `[ffff:...:255.255.255.255]:65535`.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct TextKey([u8; 56]);
-
-impl TextKey {
-    fn new(address: SocketAddr) -> Self {
-        use std::io::Write;
-        let mut text = [0u8; 56];
-        write!(&mut text[..], "{address}").expect("56 bytes hold every address and port");
-        TextKey(text)
-    }
+    text_order::sort(backends, Backend::address);
 }
