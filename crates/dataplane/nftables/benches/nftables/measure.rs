@@ -52,6 +52,10 @@ impl Times {
         self.percentile(50)
     }
 
+    pub(crate) fn min(&self) -> Duration {
+        self.percentile(0)
+    }
+
     pub(crate) fn max(&self) -> Duration {
         self.percentile(100)
     }

@@ -7,7 +7,6 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use portwarden_model::Family;
-use portwarden_nftables::{Nftables, Options};
 use serde_json::{Value, json};
 
 use crate::measure::{self, Dice};
@@ -51,7 +50,6 @@ pub(crate) fn child(shape: Shape) -> Result<()> {
     let workload = Workload::new(shape, Family::V4);
     let before = measure::settled_kernel_memory()?;
     let (_, mut node) = LoadedNode::load(&workload)?;
-    let _other_family = Nftables::new(Family::V6, Options::default())?;
     let kernel = measure::kernel_memory()?.saturating_sub(before);
     let (resident, anonymous) = (measure::field(STATUS, "VmRSS:")?, measure::field(STATUS, "RssAnon:")?);
     let mut dice = Dice::new();
