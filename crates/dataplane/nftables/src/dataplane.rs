@@ -16,7 +16,7 @@ use portwarden_netlink::{Errno, Error as NetlinkError};
 use crate::chains::{self, Chains, StickyClass, pick_chain};
 use crate::error::Error;
 use crate::installed::Installed;
-use crate::kernel::{Found, Kernel, kernel_family, number_key};
+use crate::kernel::{Found, Kernel, Watch, kernel_family, number_key};
 use crate::plan::{ElementChanges, Plan};
 use crate::probe::probe;
 use crate::route::{Draw, Kind, class_bits};
@@ -67,11 +67,11 @@ enum Failed {
 type Wanted<'a> = BTreeMap<&'a NamespacedName, Option<&'a Arc<ProxiedService>>>;
 
 impl Nftables {
-    /// Connects to the kernel and tries out what it can do. Nothing is changed.
-    pub fn new(family: Family, options: Options) -> Result<Self, Error> {
+    /// Connects to the kernel and tries out what it can do. Nothing is changed. The dataplanes of both families share a watch.
+    pub fn new(family: Family, options: Options, watch: Watch) -> Result<Self, Error> {
         let open = |source| Error::Open { family, source };
         probe(&mut Client::open().map_err(open)?, family)?;
-        let kernel = Kernel::open(family, TABLE).map_err(open)?;
+        let kernel = Kernel::open(family, TABLE, watch).map_err(open)?;
         let sets = Sets::new(kernel.table(), family);
         Ok(Nftables {
             family,

@@ -1,13 +1,14 @@
 //! The conversation with the kernel: look at the table, commit, notice what others change.
 
-use std::collections::{BTreeSet, HashMap};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use portwarden_model::{Backend, Family};
-use portwarden_netlink::Result;
 use portwarden_netlink::nftables::{
     self, Change, Client, Event, Image, Monitor, Notice, Subject, TableId, Transaction, Value,
 };
+use portwarden_netlink::{Errno, Result};
 
 use crate::lists::ListState;
 use crate::route::List;
@@ -38,8 +39,12 @@ pub(crate) enum Found {
 impl Kernel {
     pub(crate) fn open(family: Family, table: &str, watch: Watch) -> Result<Self> {
         let client = Client::open()?;
-        watch.shared().ports.insert(client.port());
-        Ok(Kernel { client, watch, table: TableId::new(kernel_family(family), table) })
+        let table = TableId::new(kernel_family(family), table);
+        let mut shared = watch.shared();
+        shared.ports.insert(client.port());
+        shared.tables.insert(table.clone(), None);
+        drop(shared);
+        Ok(Kernel { client, watch, table })
     }
 
     pub(crate) fn table(&self) -> &TableId {
@@ -119,30 +124,47 @@ struct Shared {
     monitor: Monitor,
     /// The sockets whose changes are our own.
     ports: BTreeSet<u32>,
-    /// What others changed, by table, until its dataplane asks.
-    found: HashMap<TableId, String>,
-    /// Somebody changed more than could be read, and these tables have not heard of it yet.
-    missed: BTreeSet<nftables::Family>,
+    /// Our tables, with what others changed in them until their dataplane asks.
+    tables: BTreeMap<TableId, Option<String>>,
 }
 
 impl Watch {
     /// Starts to listen in the network namespace of the calling thread.
     pub fn open() -> Result<Watch> {
         let monitor = Monitor::open()?;
-        let fd = monitor.as_fd().try_clone_to_owned().map_err(|source| portwarden_netlink::Error::Open {
-            step: "duplicate",
-            protocol: portwarden_netlink::Protocol::Netfilter,
-            errno: source.raw_os_error().map_or(portwarden_netlink::Errno::UnknownErrno, portwarden_netlink::Errno::from_raw),
-        })?;
-        let shared = Shared { monitor, ports: BTreeSet::new(), found: HashMap::new(), missed: BTreeSet::new() };
+        let failed = |error: std::io::Error| portwarden_netlink::Error::Open {
+            action: "duplicate",
+            protocol: "netfilter",
+            source: Errno::from_raw(error.raw_os_error().unwrap_or(0)),
+        };
+        let fd = monitor.as_fd().try_clone_to_owned().map_err(failed)?;
+        let shared = Shared { monitor, ports: BTreeSet::new(), tables: BTreeMap::new() };
         Ok(Watch { shared: Arc::new(Mutex::new(shared)), fd: Arc::new(fd) })
     }
 
     fn shared(&self) -> MutexGuard<'_, Shared> {
-        // Nothing can be half done under this lock.
+        // Nothing is half done under this lock, whatever happened to another holder.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+impl Shared {
+    /// What others changed in a table since it was asked for last.
+    fn take(&mut self, table: &TableId) -> Result<Option<String>> {
+        let (ports, tables) = (&self.ports, &mut self.tables);
+        self.monitor.read(|notice| {
+            for (table, found) in tables.iter_mut().filter(|(_, found)| found.is_none()) {
+                *found = match &notice {
+                    Notice::Missed => Some("more changes at once than could be read".to_owned()),
+                    Notice::Event(event) if ports.contains(&event.port) => None,
+                    Notice::Event(event) => describe(event, table),
+                };
+            }
+        })?;
+        Ok(self.tables.get_mut(table).and_then(Option::take))
+    }
+}
+
 /// nf_tables' name for a family.
 pub(crate) fn kernel_family(family: Family) -> nftables::Family {
     match family {

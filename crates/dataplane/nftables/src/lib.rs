@@ -19,3 +19,4 @@ mod sets;
 
 pub use dataplane::{Nftables, Options, cleanup};
 pub use error::Error;
+pub use kernel::Watch;

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use portwarden_iptables::{IptablesDataplane, Programs, Variant};
 use portwarden_model::{Dataplane, Family, PerFamily};
-use portwarden_nftables::Nftables;
+use portwarden_nftables::{Nftables, Watch};
 use tracing::{debug, info};
 
 use crate::config::{Mode, Settled};
@@ -43,24 +43,28 @@ pub(super) fn families(mode: Mode) -> anyhow::Result<FamilySupport> {
 /// Makes the dataplanes of a mode. Nothing is written to the kernel yet.
 pub(super) fn build(settled: &Settled, support: FamilySupport) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {
     info!("Using {} Proxier", settled.mode.as_str());
-    support.families().into_iter().map(|family| build_one(settled, family)).collect()
-}
-
-fn build_one(settled: &Settled, family: Family) -> anyhow::Result<Box<dyn Dataplane>> {
-    let failed = || format!("cannot create the {} proxier for {family}", settled.mode.as_str());
+    let failed = |family: Family| format!("cannot create the {} proxier for {family}", settled.mode.as_str());
+    let families = support.families().into_iter();
     match settled.mode {
         Mode::Nftables => {
             let options = portwarden_nftables::Options { masquerade_bit: settled.masquerade.bit };
-            Ok(Box::new(Nftables::new(family, options).with_context(failed)?))
+            let watch = Watch::open().context("cannot listen to changes of nftables rules")?;
+            let build = |family| -> anyhow::Result<Box<dyn Dataplane>> {
+                Ok(Box::new(Nftables::new(family, options, watch.clone()).with_context(|| failed(family))?))
+            };
+            families.map(build).collect()
         }
         Mode::Iptables => {
-            let options = portwarden_iptables::Options {
-                masquerade_bit: settled.masquerade.bit.into(),
-                localhost_node_ports: settled.localhost_node_ports,
-                sync_period: settled.pacing.sync_period,
-                variant: Variant::FromPath,
+            let build = |family| -> anyhow::Result<Box<dyn Dataplane>> {
+                let options = portwarden_iptables::Options {
+                    masquerade_bit: settled.masquerade.bit.into(),
+                    localhost_node_ports: settled.localhost_node_ports,
+                    sync_period: settled.pacing.sync_period,
+                    variant: Variant::FromPath,
+                };
+                Ok(Box::new(IptablesDataplane::new(family, options).with_context(|| failed(family))?))
             };
-            Ok(Box::new(IptablesDataplane::new(family, options).with_context(failed)?))
+            families.map(build).collect()
         }
         Mode::Ipvs => bail!("mode ipvs is not built in; use --proxy-mode=nftables, which takes its place"),
     }

@@ -9,7 +9,7 @@ use portwarden_iptables::{IptablesDataplane, Options as IptablesOptions, Program
 use portwarden_model::{Changes, Dataplane, Desired, Family, Flow, NodePortRange, Protocol, StaleFlows};
 use portwarden_netlink::IpFamily;
 use portwarden_netlink::conntrack::{self, Conntrack};
-use portwarden_nftables::{Nftables, Options as NftablesOptions};
+use portwarden_nftables::{Nftables, Options as NftablesOptions, Watch};
 use portwarden_testkit::oracle::Mode;
 use portwarden_testkit::rig::{Candidate, Options};
 
@@ -57,7 +57,7 @@ pub(crate) const IPTABLES_LEGACY: Candidate = Candidate {
 };
 
 fn start_nftables(family: Family, _: &Options) -> Result<Box<dyn Dataplane>> {
-    Ok(Box::new(Nftables::new(family, NftablesOptions { masquerade_bit: 14 })?))
+    Ok(Box::new(Nftables::new(family, NftablesOptions { masquerade_bit: 14 }, Watch::open()?)?))
 }
 
 fn start_iptables(family: Family, options: &Options, variant: Variant) -> Result<Box<dyn Dataplane>> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use portwarden_model::{Changes, Dataplane, Event, Family};
-use portwarden_nftables::{Nftables, Options};
+use portwarden_nftables::{Nftables, Options, Watch};
 use portwarden_testkit::Namespace;
 
 use crate::kube_proxy::{KubeProxy, Load};
@@ -218,8 +218,9 @@ impl LoadedNode {
         let mut filled = workload.fill();
         let family = workload.family;
         let _inside = namespace.enter()?;
-        let mut dataplane = Nftables::new(family, Options::default())?;
-        let other_family = Nftables::new(family.other(), Options::default())?;
+        let watch = Watch::open()?;
+        let mut dataplane = Nftables::new(family, Options::default(), watch.clone())?;
+        let other_family = Nftables::new(family.other(), Options::default(), watch)?;
         let (all, resolve) = measure::spend(|| {
             let (resolve, _) = measure::spend(|| Ok(filled.cluster.resolve()))?;
             sync(&mut dataplane, &filled, family, &Changes::everything())?;

@@ -6,7 +6,7 @@ use portwarden_model::{
     Changes, Cluster, Dataplane, DetectLocal, Event, Family, Interner, Kind, PerFamily, Report, Settings,
     parse_cidr,
 };
-use portwarden_nftables::{Nftables, Options};
+use portwarden_nftables::{Nftables, Options, Watch};
 use portwarden_testkit::Topology;
 use serde_json::{Value, json};
 
@@ -98,7 +98,8 @@ impl Node {
 
 fn planes(topology: &Topology) -> PerFamily<Nftables> {
     let _inside = topology.node().namespace().enter().unwrap();
-    PerFamily::from_fn(|family| Nftables::new(family, Options::default()).unwrap())
+    let watch = Watch::open().unwrap();
+    PerFamily::from_fn(|family| Nftables::new(family, Options::default(), watch.clone()).unwrap())
 }
 
 fn node_of(address: &str) -> &'static str {
