@@ -1,13 +1,14 @@
 //! The conversation with the kernel: look at the table, commit, notice what others change.
 
-use std::collections::{BTreeSet, HashMap};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use portwarden_model::{Backend, Family};
-use portwarden_netlink::Result;
 use portwarden_netlink::nftables::{
     self, Change, Client, Event, Image, Monitor, Notice, Subject, TableId, Transaction, Value,
 };
+use portwarden_netlink::{Errno, Result};
 
 use crate::lists::ListState;
 use crate::route::List;
@@ -20,7 +21,7 @@ const QUIET_FROM: usize = 512;
 #[derive(Debug)]
 pub(crate) struct Kernel {
     client: Client,
-    monitor: Monitor,
+    watch: Watch,
     table: TableId,
 }
 
@@ -36,12 +37,14 @@ pub(crate) enum Found {
 }
 
 impl Kernel {
-    pub(crate) fn open(family: Family, table: &str) -> Result<Self> {
-        Ok(Kernel {
-            client: Client::open()?,
-            monitor: Monitor::open()?,
-            table: TableId::new(kernel_family(family), table),
-        })
+    pub(crate) fn open(family: Family, table: &str, watch: Watch) -> Result<Self> {
+        let client = Client::open()?;
+        let table = TableId::new(kernel_family(family), table);
+        let mut shared = watch.shared();
+        shared.ports.insert(client.port());
+        shared.tables.insert(table.clone(), None);
+        drop(shared);
+        Ok(Kernel { client, watch, table })
     }
 
     pub(crate) fn table(&self) -> &TableId {
@@ -88,33 +91,77 @@ impl Kernel {
     pub(crate) fn commit(&mut self, transaction: &Transaction) -> Result<()> {
         let quiet = transaction.element_count() >= QUIET_FROM;
         if quiet {
-            self.monitor.pause()?;
+            self.watch.shared().monitor.pause()?;
         }
         let outcome = self.client.commit(transaction);
         if quiet {
-            self.monitor.resume()?;
+            self.watch.shared().monitor.resume()?;
         }
         outcome
     }
 
     /// Reads notifications. Tells what others changed in our table, if they did.
     pub(crate) fn tampering(&mut self) -> Result<Option<String>> {
-        let ours = self.client.port();
-        let table = self.table.clone();
-        let mut found = None;
-        self.monitor.read(|notice| {
-            let change = match notice {
-                Notice::Missed => Some("more changes at once than could be read".to_owned()),
-                Notice::Event(event) if event.port == ours => None,
-                Notice::Event(event) => describe(&event, &table),
-            };
-            found = found.take().or(change);
-        })?;
-        Ok(found)
+        self.watch.shared().take(&self.table)
     }
 
     pub(crate) fn watch_fd(&self) -> BorrowedFd<'_> {
-        self.monitor.as_fd()
+        self.watch.fd.as_fd()
+    }
+}
+
+/// What the kernel tells about its rules, shared by the dataplanes of both families: while anybody listens, the kernel builds a
+/// notification for every element of a transaction, so that during a large one nobody may.
+#[derive(Debug, Clone)]
+pub struct Watch {
+    shared: Arc<Mutex<Shared>>,
+    /// The same descriptor, to wait on without the lock.
+    fd: Arc<OwnedFd>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    monitor: Monitor,
+    /// The sockets whose changes are our own.
+    ports: BTreeSet<u32>,
+    /// Our tables, with what others changed in them until their dataplane asks.
+    tables: BTreeMap<TableId, Option<String>>,
+}
+
+impl Watch {
+    /// Starts to listen in the network namespace of the calling thread.
+    pub fn open() -> Result<Watch> {
+        let monitor = Monitor::open()?;
+        let failed = |error: std::io::Error| portwarden_netlink::Error::Open {
+            action: "duplicate",
+            protocol: "netfilter",
+            source: Errno::from_raw(error.raw_os_error().unwrap_or(0)),
+        };
+        let fd = monitor.as_fd().try_clone_to_owned().map_err(failed)?;
+        let shared = Shared { monitor, ports: BTreeSet::new(), tables: BTreeMap::new() };
+        Ok(Watch { shared: Arc::new(Mutex::new(shared)), fd: Arc::new(fd) })
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        // Nothing is half done under this lock, whatever happened to another holder.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    /// What others changed in a table since it was asked for last.
+    fn take(&mut self, table: &TableId) -> Result<Option<String>> {
+        let (ports, tables) = (&self.ports, &mut self.tables);
+        self.monitor.read(|notice| {
+            for (table, found) in tables.iter_mut().filter(|(_, found)| found.is_none()) {
+                *found = match &notice {
+                    Notice::Missed => Some("more changes at once than could be read".to_owned()),
+                    Notice::Event(event) if ports.contains(&event.port) => None,
+                    Notice::Event(event) => describe(event, table),
+                };
+            }
+        })?;
+        Ok(self.tables.get_mut(table).and_then(Option::take))
     }
 }
 
