@@ -39,8 +39,6 @@ pub(crate) struct Figures {
     pub(crate) faults: u32,
     pub(crate) reloads: u32,
     pub(crate) damages: u32,
-    /// Times in which this machine stood still.
-    pub(crate) stalls: u32,
     pub(crate) slowest_repair: Duration,
     pub(crate) slowest_change: Duration,
 }
@@ -130,12 +128,7 @@ impl World {
 
     /// Judges all requests that ended since the last call.
     pub(crate) fn judge(&mut self) -> Result<()> {
-        // Requests first: a stall is told of before whatever it delayed is over.
         let requests: Vec<_> = self.traffic.iter().flat_map(Traffic::ended).collect();
-        for (start, end) in self.traffic.iter().flat_map(Traffic::stalls) {
-            self.figures.stalls += 1;
-            self.ledger.stalled(start, end);
-        }
         for request in &requests {
             self.ledger.judge(&self.topology, request)?;
         }
@@ -145,10 +138,11 @@ impl World {
 
     /// Ends the traffic and judges the rest of it.
     pub(crate) fn finish(&mut self) -> Result<()> {
-        if let Some(traffic) = &mut self.traffic {
-            traffic.stop()?;
+        let requests = self.traffic.take().map(Traffic::stop).transpose()?.unwrap_or_default();
+        for request in &requests {
+            self.ledger.judge(&self.topology, request)?;
         }
-        self.judge()
+        self.alive()
     }
 
     /// The end of what the process logged.
@@ -273,10 +267,7 @@ impl World {
             Reload::MasqueradeAll(all) => self.config.masquerade_all = all,
             Reload::Verbosity(verbosity) => self.config.verbosity = verbosity,
             Reload::MinSyncPeriod(milliseconds) => self.config.min_sync_period = milliseconds,
-            Reload::Mode { iptables } => {
-                self.ledger.exchange();
-                self.config.iptables = iptables;
-            }
+            Reload::Mode { iptables } => self.config.iptables = iptables,
             Reload::Nonsense => {
                 self.write_config("kind: KubeProxyConfiguration\nmode: [nonsense\n")?;
                 sleep(Duration::from_millis(200));
@@ -292,7 +283,6 @@ impl World {
     }
 
     fn run(&mut self) -> Result<()> {
-        self.ledger.exchange();
         let config = self.folder.join("config.yaml");
         let mut log: File =
             OpenOptions::new().create(true).append(true).open(self.folder.join("log")).context("no log")?;

@@ -2,7 +2,6 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
-pub mod answers;
 pub mod certificates;
 pub mod follower;
 pub mod real;
