@@ -83,6 +83,7 @@ fn streaming_lists() -> impl Strategy<Value = StreamingLists> {
     prop_oneof![
         2 => Just(StreamingLists::Supported),
         1 => Just(StreamingLists::Refused),
+        1 => Just(StreamingLists::Failing),
         1 => Just(StreamingLists::Unknown),
     ]
 }

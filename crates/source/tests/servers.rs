@@ -61,6 +61,7 @@ async fn everything_works(mut server: Server) {
         )
         .await;
 
+    support::answers::are_as_they_should_be(&server).await;
     lists_and_watches(&server, "application/vnd.kubernetes.protobuf").await;
     lists_and_watches(&server, "application/json").await;
     refusals_are_explained(&server).await;

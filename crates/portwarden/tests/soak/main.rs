@@ -113,13 +113,14 @@ fn run(
     }
     let figures = &world.figures;
     println!(
-        "soak: done, {actions} actions, {}\n  {} starts, {} times of API faults, {} reloads, {} damages, \
+        "soak: done, {actions} actions, {}\n  {} starts, {} times of API faults, {} reloads, {} damages, {} stalls of this machine, \
          slowest repair {:?}, slowest change {:?} (faults and restarts included)",
         summary(&world),
         figures.starts,
         figures.faults,
         figures.reloads,
         figures.damages,
+        figures.stalls,
         figures.slowest_repair,
         figures.slowest_change
     );
@@ -129,10 +130,12 @@ fn run(
 fn summary(world: &World) -> String {
     let count = &world.ledger.count;
     format!(
-        "{} requests, {} had to succeed, {} of them failed; {} while rules were damaged ({} failed)",
+        "{} requests, {} had to succeed, {} of them failed; {} more failed in the instant of an exchange of all rules; {} did not count, \
+         as rules were damaged or the machine stood still ({} of them failed)",
         count.requests,
         count.due,
         count.failures.len(),
+        count.exchanged,
         count.excluded,
         count.excluded_failures
     )

@@ -17,11 +17,17 @@ const PER_SECOND: u32 = 10;
 /// Time between two questions on a kept socket.
 const PAUSE: Duration = Duration::from_millis(40);
 
+/// Who sleeps longer than this, though it wanted to sleep for a moment, was kept from running.
+const STALL: Duration = Duration::from_secs(1);
+/// After a stall the traffic that should have been sent meanwhile comes all at once.
+const AFTERMATH: Duration = Duration::from_secs(10);
+
 /// All traffic; it ends with this value.
 pub(crate) struct Traffic {
     loads: Vec<Load>,
     requests: Receiver<Request>,
     kept: Vec<JoinHandle<Result<()>>>,
+    stalls: Receiver<(Instant, Instant)>,
     stop: Arc<AtomicBool>,
     epoch: Arc<AtomicU64>,
 }
@@ -31,7 +37,8 @@ impl Traffic {
     pub(crate) fn start(topology: &Topology, targets: &[Target], kept: usize) -> Result<Traffic> {
         let (sender, requests) = channel();
         let (stop, epoch) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let mut traffic = Traffic { loads: Vec::new(), requests, kept: Vec::new(), stop, epoch };
+        let stalls = watch_for_stalls(stop.clone())?;
+        let mut traffic = Traffic { loads: Vec::new(), requests, kept: Vec::new(), stalls, stop, epoch };
         for (index, target) in targets.iter().enumerate() {
             let host = topology.host(target.client).context("no such host")?;
             let sender = sender.clone();
@@ -64,13 +71,18 @@ impl Traffic {
         self.requests.try_iter()
     }
 
+    /// Times since the last call in which this machine stood still, or had to catch up.
+    pub(crate) fn stalls(&self) -> impl Iterator<Item = (Instant, Instant)> {
+        self.stalls.try_iter()
+    }
+
     /// Opens kept sockets anew: damaged rules may have let replies through untranslated, which ends connections.
     pub(crate) fn renew(&self) {
         self.epoch.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Ends all traffic; gives the last requests.
-    pub(crate) fn stop(mut self) -> Result<Vec<Request>> {
+    /// Ends all traffic; [`ended`](Self::ended) then has the rest.
+    pub(crate) fn stop(&mut self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         for load in self.loads.drain(..) {
             load.stop()?;
@@ -78,7 +90,7 @@ impl Traffic {
         for thread in self.kept.drain(..) {
             thread.join().map_err(|_| anyhow!("a thread that keeps a socket panicked"))??;
         }
-        Ok(self.requests.try_iter().collect())
+        Ok(())
     }
 }
 
@@ -86,6 +98,22 @@ impl Drop for Traffic {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
+}
+
+/// Notices when threads of this process do not get to run.
+fn watch_for_stalls(stop: Arc<AtomicBool>) -> Result<Receiver<(Instant, Instant)>> {
+    let (sender, stalls) = channel();
+    let watch = move || {
+        while !stop.load(Ordering::Relaxed) {
+            let start = Instant::now();
+            thread::sleep(PAUSE);
+            if start.elapsed() > STALL && sender.send((start, Instant::now() + AFTERMATH)).is_err() {
+                return;
+            }
+        }
+    };
+    thread::Builder::new().name("stalls".into()).spawn(watch).context("cannot start a thread")?;
+    Ok(stalls)
 }
 
 /// Keeps one socket.

@@ -39,6 +39,8 @@ pub(crate) struct Figures {
     pub(crate) faults: u32,
     pub(crate) reloads: u32,
     pub(crate) damages: u32,
+    /// Times in which this machine stood still.
+    pub(crate) stalls: u32,
     pub(crate) slowest_repair: Duration,
     pub(crate) slowest_change: Duration,
 }
@@ -128,7 +130,12 @@ impl World {
 
     /// Judges all requests that ended since the last call.
     pub(crate) fn judge(&mut self) -> Result<()> {
+        // Requests first: a stall is told of before whatever it delayed is over.
         let requests: Vec<_> = self.traffic.iter().flat_map(Traffic::ended).collect();
+        for (start, end) in self.traffic.iter().flat_map(Traffic::stalls) {
+            self.figures.stalls += 1;
+            self.ledger.stalled(start, end);
+        }
         for request in &requests {
             self.ledger.judge(&self.topology, request)?;
         }
@@ -138,11 +145,10 @@ impl World {
 
     /// Ends the traffic and judges the rest of it.
     pub(crate) fn finish(&mut self) -> Result<()> {
-        let requests = self.traffic.take().map(Traffic::stop).transpose()?.unwrap_or_default();
-        for request in &requests {
-            self.ledger.judge(&self.topology, request)?;
+        if let Some(traffic) = &mut self.traffic {
+            traffic.stop()?;
         }
-        self.alive()
+        self.judge()
     }
 
     /// The end of what the process logged.
@@ -267,7 +273,10 @@ impl World {
             Reload::MasqueradeAll(all) => self.config.masquerade_all = all,
             Reload::Verbosity(verbosity) => self.config.verbosity = verbosity,
             Reload::MinSyncPeriod(milliseconds) => self.config.min_sync_period = milliseconds,
-            Reload::Mode { iptables } => self.config.iptables = iptables,
+            Reload::Mode { iptables } => {
+                self.ledger.exchange();
+                self.config.iptables = iptables;
+            }
             Reload::Nonsense => {
                 self.write_config("kind: KubeProxyConfiguration\nmode: [nonsense\n")?;
                 sleep(Duration::from_millis(200));
@@ -283,6 +292,7 @@ impl World {
     }
 
     fn run(&mut self) -> Result<()> {
+        self.ledger.exchange();
         let config = self.folder.join("config.yaml");
         let mut log: File =
             OpenOptions::new().create(true).append(true).open(self.folder.join("log")).context("no log")?;

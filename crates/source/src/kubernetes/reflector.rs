@@ -54,7 +54,7 @@ struct Position {
     version: String,
     /// Whether a watch can go on from there.
     can_resume: bool,
-    /// Whether the version itself is of no use any more.
+    /// Whether the version itself is of no use any more: only the newest state will do.
     expired: bool,
 }
 
@@ -129,7 +129,9 @@ impl<M: Manifest> Reflector<M> {
             Position { version, .. } if version.is_empty() => "0",
             Position { version, .. } => version,
         };
-        let mut start = Start::First { version: version.to_owned(), paged: true };
+        // With a limit, servers take a version to be meant exactly, which would take them to their database and us to the past.
+        let paged = matches!(version, "" | "0");
+        let mut start = Start::First { version: version.to_owned(), paged };
         let mut started = false;
         loop {
             match self.page(&start, &mut started).await {
@@ -149,7 +151,7 @@ impl<M: Manifest> Reflector<M> {
     async fn page(&mut self, start: &Start, started: &mut bool) -> Result<Option<String>, Stop> {
         let mut page = Page::<M>::open(&self.client, &self.resource, start).await?;
         if !std::mem::replace(started, true) {
-            self.intake.list_started();
+            self.list_started();
         }
         while let Some(items) = page.next().await? {
             for item in items {
@@ -168,6 +170,13 @@ impl<M: Manifest> Reflector<M> {
         Ok(None)
     }
 
+    fn list_started(&mut self) {
+        self.intake.list_started();
+        // From here on, objects may be told that are newer than the version. If this list fails, one of that version would
+        // take them back for a moment.
+        self.position.expired |= self.listed;
+    }
+
     async fn list_done(&mut self, version: String) -> Result<(), Stop> {
         self.intake.list_done();
         self.intake.flush().await?;
@@ -183,7 +192,7 @@ impl<M: Manifest> Reflector<M> {
         let mut watch = Watch::<M>::open(&self.client, &self.resource, begin).await?;
         let mut listing = with_list;
         if listing {
-            self.intake.list_started();
+            self.list_started();
         } else {
             self.tell(Health::Following)?;
         }

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
+pub mod answers;
 pub mod certificates;
 pub mod follower;
 pub mod real;

@@ -89,19 +89,11 @@ impl Mark {
     }
 }
 
-/// All marks in some bytes. Any four bytes could be an address; that other bytes look like one of these is too rare to matter.
-pub(crate) fn marks_in(mut bytes: &[u8]) -> impl Iterator<Item = Mark> {
-    std::iter::from_fn(move || {
-        loop {
-            let start = bytes.iter().position(|byte| *byte == 198)?;
-            let address: [u8; 4] = *bytes.get(start..)?.first_chunk()?;
-            if let Some(mark) = Mark::of(Ipv4Addr::from(address)) {
-                bytes = &bytes[start + 4..];
-                return Some(mark);
-            }
-            bytes = &bytes[start + 1..];
-        }
-    })
+/// All marks in a netlink message, whose parts all begin at multiples of four bytes. That anything else looks like one of these addresses is too
+/// rare to matter.
+pub(crate) fn marks_in(message: &[u8]) -> impl Iterator<Item = Mark> {
+    let words = message.as_chunks::<4>().0.iter();
+    words.filter_map(|word| Mark::of(Ipv4Addr::from(*word)))
 }
 
 /// Whether an address can be one of an endpoint here.

@@ -65,11 +65,13 @@ pub(crate) fn measure(subject: &Subject, mode: &str, size: Size, plan: &Plan) ->
     for rate in &plan.churn_rates {
         let churn = stage.churn(&running, &listener, *rate, plan.churn_seconds)?;
         tell(&format!(
-            "{rate} changes/s: lag {}, {} late, {} lost, {:.1} % of a core",
+            "{rate} changes/s: lag {}, {} late, {} lost, {:.1} % of a core, {:.1} MB; {:.0}/s achieved",
             show(churn.lag),
             churn.late,
             churn.lost,
-            churn.share_of_core * 100.0
+            churn.share_of_core * 100.0,
+            running.resident()? as f64 / 1e6,
+            churn.achieved
         ));
         run.churn.push(churn);
     }
@@ -116,6 +118,7 @@ impl Stage {
             server.apply(slice(name, name).port(port(8080).name("http")).endpoint(pod));
         }
         server.compact();
+        server.prepare();
         let folder = tempfile::tempdir()?;
         let kubeconfig = server.kubeconfig(folder.path(), "")?;
         Ok(Stage { topology, server, cluster, kubeconfig, folder, next: 0 })

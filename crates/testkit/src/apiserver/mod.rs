@@ -198,6 +198,11 @@ impl ApiServer {
         self.shared.write(|store| store.compact_until(version));
     }
 
+    /// Writes all objects as protobuf ahead of time, which is otherwise done for the first client that asks.
+    pub fn prepare(&self) {
+        self.shared.store().prepare();
+    }
+
     /// The version of the last write.
     pub fn version(&self) -> u64 {
         self.shared.store().version()

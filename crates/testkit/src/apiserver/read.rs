@@ -118,6 +118,11 @@ pub(super) fn watch(
 ) -> Result<Pieces, Refusal> {
     let behaviour = shared.behaviour();
     let with_list = with_list(&behaviour, query)?;
+    if with_list == WithList::Fails {
+        let message = "a watch stream was requested by the client but the required storage feature RequestWatchProgress is disabled";
+        let refusal = Refusal::new(500, "InternalError", message);
+        return Ok(Pieces::All(vec![encode::error_event(media, &refusal)]));
+    }
     let versions = shared.versions();
     let store = shared.store();
     let current = store.version();
@@ -170,6 +175,7 @@ pub(super) fn watch(
 enum WithList {
     No,
     AndBookmark,
+    Fails,
 }
 
 fn with_list(behaviour: &Behaviour, query: &Query) -> Result<WithList, Refusal> {
@@ -179,14 +185,14 @@ fn with_list(behaviour: &Behaviour, query: &Query) -> Result<WithList, Refusal> 
         (Some(_), StreamingLists::Refused) => invalid(
             "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled",
         ),
-        (Some(_), StreamingLists::Supported) if query.resource_version_match != "NotOlderThan" => invalid(
+        (Some(_), _) if query.resource_version_match != "NotOlderThan" => invalid(
             "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
         ),
-        (Some(true), StreamingLists::Supported) if !query.allow_watch_bookmarks => {
+        (Some(true), _) if !query.allow_watch_bookmarks => {
             invalid("allowWatchBookmarks: Required value: sendInitialEvents requires bookmarks")
         }
-        (Some(wanted), StreamingLists::Supported) => {
-            Ok(if wanted { WithList::AndBookmark } else { WithList::No })
-        }
+        (Some(false), _) => Ok(WithList::No),
+        (Some(true), StreamingLists::Failing) => Ok(WithList::Fails),
+        (Some(true), StreamingLists::Supported) => Ok(WithList::AndBookmark),
     }
 }

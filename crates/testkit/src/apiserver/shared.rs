@@ -22,6 +22,8 @@ pub enum StreamingLists {
     Supported,
     /// It refuses, as servers do that know of it and have it switched off.
     Refused,
+    /// It accepts, and fails with an `ERROR` event, as servers over an old etcd do.
+    Failing,
     /// It has never heard of it: all objects come, but no bookmark ends them.
     Unknown,
 }

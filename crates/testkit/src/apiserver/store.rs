@@ -141,6 +141,13 @@ impl Store {
         Ok(collection.changes.get(start..).unwrap_or_default())
     }
 
+    /// Writes all objects as protobuf, which is kept.
+    pub(super) fn prepare(&self) {
+        for stored in self.collections.values().flat_map(|collection| collection.objects.values()) {
+            stored.protobuf();
+        }
+    }
+
     /// Forgets how things came to be what they were at a version, or at the newest: versions before that are too old from now on.
     pub(super) fn compact_until(&mut self, version: u64) {
         let version = version.min(self.version);
