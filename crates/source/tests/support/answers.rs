@@ -143,7 +143,7 @@ async fn watches(asking: &Asking) {
     match events.as_slice() {
         // A server over an old etcd knows of streaming lists, and cannot make them.
         [WatchEvent::Error(status)] if status.code == 500 => {
-            println!("no streaming lists: {}", status.message)
+            println!("no streaming lists: {}", status.message);
         }
         _ => {
             let end = events.get(5);
