@@ -12,9 +12,10 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-fn addresses() -> Arc<Set> {
+/// A set of the size given: a hash table without a size is resized in the background, which no listing can see.
+fn addresses(size: u32) -> Arc<Set> {
     let table = TableId::new(Family::Ip, "portwarden-test");
-    Arc::new(Set::new(&table, "addresses", [DataType::Ipv4Address]))
+    Arc::new(Set::new(&table, "addresses", [DataType::Ipv4Address]).size(size))
 }
 
 fn filled(count: u32, first: u32) -> Elements {
@@ -39,7 +40,7 @@ fn a_batch_beyond_the_allowed_send_buffer_is_explained() {
 #[ignore = "started by a_batch_beyond_the_allowed_send_buffer_is_explained in a user namespace"]
 fn inside_of_a_user_namespace() {
     let mut client = Client::open().unwrap();
-    let set = addresses();
+    let set = addresses(4_000_000);
     let mut transaction = Transaction::new();
     transaction.add(Table::new(&set.table));
     transaction.add(&set);
@@ -59,7 +60,7 @@ fn inside_of_a_user_namespace() {
 fn a_listing_never_mixes_two_states() {
     const COUNT: u32 = 3_000;
     in_namespace(|| {
-        let set = addresses();
+        let set = addresses(2 * COUNT);
         let mut setup = Transaction::new();
         setup.add(Table::new(&set.table));
         setup.add(&set);

@@ -1,5 +1,6 @@
 //! Listing what the kernel holds.
 
+use super::batch::Batch;
 use super::client::Client;
 use super::codes::{self, LIST_ELEMENT, SUBSYSTEM, message};
 use super::decode::{Event, Generation, Subject, each_element};
@@ -7,7 +8,7 @@ use super::element::Element;
 use super::expr::Rule;
 use super::set::Set;
 use super::table::{Chain, Family, Listed, Table, TableId};
-use super::transaction::Counter;
+use super::transaction::{Counter, Transaction};
 use crate::error::{Error, Result};
 use crate::socket::{Consistency, DUMP_ATTEMPTS};
 use crate::wire::{Malformed, Message, Writer};
@@ -100,6 +101,9 @@ impl Client {
     }
 
     /// Lists the elements of a set or map. The cost grows with the square of their number.
+    ///
+    /// One state is told of sets with a size. Others are hash tables that the kernel resizes in the background, and a listing can miss
+    /// elements meanwhile.
     pub fn elements(&mut self, table: &TableId, set: &str) -> Result<Vec<Element>> {
         self.dump_one_state(
             "a list of nftables elements",
@@ -195,17 +199,27 @@ impl Client {
         build: impl Fn(&mut Writer, u16, u32),
         on_message: impl Fn(&mut Vec<T>, &Message<'_>) -> Result<(), Malformed>,
     ) -> Result<Vec<T>> {
-        let mut before = self.generation()?.id;
+        let mut before = self.settled_generation(request)?;
         for _ in 0..DUMP_ATTEMPTS {
             let mut found = Vec::new();
             let consistency = self.socket.dump(request, &build, |message| on_message(&mut found, message))?;
-            let after = self.generation()?.id;
+            let after = self.settled_generation(request)?;
             if consistency == Consistency::Complete && before == after {
                 return Ok(found);
             }
             before = after;
         }
         Err(Error::Interrupted { request, attempts: DUMP_ATTEMPTS })
+    }
+
+    /// The generation of the ruleset, asked for when no transaction is under way.
+    ///
+    /// A transaction puts its new elements into the hash tables before it raises the generation, and takes the old ones out
+    /// after it did. A dump counts how many elements it has passed, so both shift what it skips. An empty batch
+    /// changes nothing and waits until the one under way is done.
+    fn settled_generation(&mut self, request: &'static str) -> Result<u32> {
+        self.socket.send(request, Batch::encode(&Transaction::new())?.bytes())?;
+        Ok(self.generation()?.id)
     }
 }
 
