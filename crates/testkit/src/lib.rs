@@ -13,6 +13,7 @@ pub mod probe;
 pub mod random;
 pub mod rig;
 mod route;
+pub mod saved_rules;
 pub mod scenario;
 pub mod strategies;
 pub mod topology;

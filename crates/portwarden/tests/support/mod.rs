@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "every test file uses its own part of this")]
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -12,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use portwarden_testkit::netns::Process;
+use portwarden_testkit::netns::{NamespaceCommand, Process};
 use portwarden_testkit::{Host, Topology, wait};
 
 /// Long enough for anything on a loaded machine; nothing waits for it when all is well.
@@ -26,6 +27,7 @@ pub(crate) const METRICS: u16 = 10249;
 pub(crate) struct Rig {
     pub(crate) topology: Topology,
     folder: tempfile::TempDir,
+    environment: Vec<(&'static str, OsString)>,
     process: Option<Process>,
 }
 
@@ -35,7 +37,7 @@ impl Rig {
         let topology = Topology::builder().pods(3).remote_pods(2).build()?;
         let folder = tempfile::tempdir()?;
         fs::create_dir(folder.path().join("manifests"))?;
-        Ok(Rig { topology, folder, process: None })
+        Ok(Rig { topology, folder, environment: Vec::new(), process: None })
     }
 
     pub(crate) fn node(&self) -> &Host {
@@ -69,12 +71,27 @@ impl Rig {
     pub(crate) fn start_following(&mut self, arguments: &[&str]) -> Result<()> {
         let log = fs::File::options().create(true).append(true).open(self.path("log"))?;
         let command = self
-            .node()
-            .command(env!("CARGO_BIN_EXE_portwarden"))
+            .program()
             .args(["--hostname-override=node-a", "--conntrack-max-per-core=0"])
             .args(arguments);
         self.process = Some(command.spawn_logging(log)?);
         Ok(())
+    }
+
+    /// Sets a variable in the environment of everything that [`Rig::program`] and [`Rig::command`] run from now on.
+    pub(crate) fn env(&mut self, name: &'static str, value: impl Into<OsString>) {
+        self.environment.push((name, value.into()));
+    }
+
+    /// The program on the node, yet without arguments.
+    pub(crate) fn program(&self) -> NamespaceCommand {
+        self.command(env!("CARGO_BIN_EXE_portwarden"))
+    }
+
+    /// Another program on the node.
+    pub(crate) fn command(&self, program: &str) -> NamespaceCommand {
+        let environment = self.environment.iter();
+        environment.fold(self.node().command(program), |command, (name, value)| command.env(name, value))
     }
 
     /// Starts it in a mode, with the cluster's ranges.
