@@ -104,6 +104,9 @@ pub struct ProxiedPort {
     pub name: PortName,
     /// Where it can be reached: cluster address first, then external addresses, load-balancer addresses, node port.
     pub frontends: Box<[Frontend]>,
+    /// What an external address would be if the settings allowed it. Nothing leads there, but kube-proxy's rules in iptables mode
+    /// have its chain all the same.
+    pub withheld: Option<Box<Frontend>>,
     /// Endpoints anywhere in the cluster; empty if no policy needs them.
     pub cluster: Pool,
     /// Endpoints on this node; empty if no policy needs them.

@@ -47,6 +47,7 @@ pub(crate) fn build(
             if port.protocol == Protocol::Udp { serving(&candidates, &choice) } else { Pool::default() };
         ProxiedPort {
             frontends: frontends(service, port, cluster_ip, &choice, context),
+            withheld: withheld(service, port, &choice, context),
             affinity: service.affinity,
             source_ranges: source_ranges.clone(),
             has_endpoints: choice.has_any,
@@ -116,6 +117,16 @@ fn frontends(
     );
     frontends.extend(port.node_port.map(|node_port| external(Exposure::NodePort, None, node_port.get())));
     frontends.into()
+}
+
+fn withheld(
+    service: &Service,
+    port: &ServicePort,
+    choice: &Choice,
+    context: Context<'_>,
+) -> Option<Box<Frontend>> {
+    let ip = service.external_ips(context.family).next().filter(|_| !context.settings.allow_external_ips)?;
+    Some(Box::new(external_frontend(service, choice, Exposure::ExternalIp, Some(ip), port.port)))
 }
 
 fn cluster_frontend(

@@ -296,5 +296,7 @@ fn easy_to_miss_34_forbidden_external_addresses_still_make_a_port_external() {
     let cluster: Cluster = cluster_with(settings, &[&external, &slice("web-1", "A R L, B R", |_| {})]);
     let port = web_port(&cluster, Family::V4);
     assert_eq!(port.frontends.len(), 1, "no frontend for it");
+    let withheld = port.withheld.as_ref().expect("what it would be is known");
+    assert_eq!(withheld.from_elsewhere, Verdict::Forward(PoolKind::Local));
     assert_eq!((letters(&port.cluster), letters(&port.local)), ("A B".to_owned(), "A".to_owned()));
 }

@@ -45,7 +45,8 @@ impl OwnChains {
 impl Port<'_> {
     fn chains(&self, own: &mut OwnChains) {
         let external = self.port.frontends.iter().find(|frontend| frontend.exposure != Exposure::ClusterIp);
-        if let Some(external) = external.filter(|_| self.port.has_endpoints) {
+        let external = external.or(self.port.withheld.as_deref()).filter(|_| self.port.has_endpoints);
+        if let Some(external) = external {
             own.add(self.chains.chain(Role::External), |rules| self.external_rules(external, rules));
         }
         if self.has_firewall() {

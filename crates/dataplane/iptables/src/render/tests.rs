@@ -52,6 +52,7 @@ fn web(frontends: Vec<Frontend>) -> ProxiedPort {
     ProxiedPort {
         name: PortName { service, port: Name::from("http"), protocol: Protocol::Tcp },
         frontends: frontends.into(),
+        withheld: None,
         cluster: pool(&["10.244.0.11:8080", "10.244.1.11:8080"]),
         local: Pool::default(),
         serving: Pool::default(),
@@ -134,6 +135,23 @@ fn external_addresses_lead_to_the_external_chain() {
             "-A KUBE-SERVICES -m comment --comment \"demo/web:http loadbalancer IP\" -m tcp -p tcp -d 198.51.100.13 --dport 80 -j KUBE-EXT-XRY76EGRC3BSCIIJ",
         ]
     );
+}
+
+/// As in the reference with the feature gate AllowServiceExternalIPs off.
+#[test]
+fn easy_to_miss_20_forbidden_external_addresses_leave_a_chain_to_which_nothing_leads() {
+    let external = frontend(Exposure::ExternalIp, Some("192.0.2.16"), 80, CLUSTER, Masquerade::Always);
+    let allowed = service(web(vec![cluster_ip(CLUSTER), external.clone()]));
+    let withheld = Some(Box::new(external));
+    let forbidden = service(ProxiedPort { withheld: withheld.clone(), ..web(vec![cluster_ip(CLUSTER)]) });
+    let chain = own(&forbidden, &context(), "KUBE-EXT-");
+    assert_eq!(chain.lines().count(), 2);
+    assert_eq!(chain, own(&allowed, &context(), "KUBE-EXT-"));
+    for chain in SharedChain::ALL {
+        assert!(!shared(&forbidden, &context(), chain).contains("KUBE-EXT-"), "{chain:?}");
+    }
+    let unserved = service(ProxiedPort { withheld, ..without_endpoints(vec![]) });
+    assert_eq!(own(&unserved, &context(), "KUBE-EXT-"), "");
 }
 
 #[test]
