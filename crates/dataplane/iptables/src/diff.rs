@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use portwarden_model::{Family, NamespacedName};
 
 use crate::names::is_service_chain;
-use crate::render::{FixedRules, SharedChain};
+use crate::render::{FixedRules, OwnChains, SharedChain};
 use crate::ruleset::{Entry, Pending, Ruleset};
 use crate::saved::Saved;
 use crate::table::Table;
@@ -129,15 +129,17 @@ fn write_own(pending: &Pending, saved: &SavedTables<'_>, family: Family, nat: &m
     let saved = saved.nat.as_ref();
     let mut stale: BTreeSet<&str> =
         saved.iter().flat_map(|saved| saved.chains()).filter(|name| is_service_chain(name)).collect();
+    let mut own = OwnChains::default();
     for (name, entry) in &pending.services {
         let Some(entry) = entry else { continue };
-        for (chain, rules) in entry.own().iter() {
+        entry.render_own(&mut own);
+        for (chain, rules, count) in own.counted() {
             stale.remove(chain.as_str());
             if saved.is_some_and(|saved| saved.matches(chain.as_str(), rules, family)) {
                 continue;
             }
             nat.make_chain(chain.as_str());
-            nat.push_rules(rules, Some(name));
+            nat.push_counted(rules, count, Some(name));
         }
     }
     for chain in stale {

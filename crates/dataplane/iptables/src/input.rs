@@ -127,11 +127,19 @@ fn height(chain: &str) -> u8 {
     }
 }
 
+/// Orders names nearly as they are, much faster: only the speed of the program depends on it.
+fn sort_key(name: &str) -> u128 {
+    let mut key = [0; 16];
+    let bytes = name.trim_start_matches("KUBE-").as_bytes();
+    key.iter_mut().zip(bytes).for_each(|(key, byte)| *key = *byte);
+    u128::from_be_bytes(key)
+}
+
 impl<'a> Step<'a> {
     /// From Z to A: the program's list is sorted, so each name goes to its front without any search.
     fn sort(&mut self) {
         let section = self.section;
-        self.chains.sort_by(|a, b| section.chain_name(*b).cmp(section.chain_name(*a)));
+        self.chains.sort_by_cached_key(|index| Reverse(sort_key(section.chain_name(*index))));
         self.deletes.sort_by(|a, b| b.cmp(a));
     }
 

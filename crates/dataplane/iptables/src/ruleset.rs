@@ -38,9 +38,15 @@ impl Entry {
 
     /// Its own chains.
     pub fn own(&self) -> OwnChains {
-        let own = OwnChains::render(&self.service, &self.context);
-        self.own_rules.get_or_init(|| own.rules());
+        let mut own = OwnChains::default();
+        self.render_own(&mut own);
         own
+    }
+
+    /// Its own chains, in place of what `own` holds.
+    pub fn render_own(&self, own: &mut OwnChains) {
+        own.render_again(&self.service, &self.context);
+        self.own_rules.get_or_init(|| own.rules());
     }
 
     /// Whether it was rendered from this very Service in an equal context.

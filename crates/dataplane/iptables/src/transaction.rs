@@ -5,6 +5,7 @@ use std::fmt;
 use portwarden_model::NamespacedName;
 
 use crate::input::Input;
+use crate::render::count_lines;
 use crate::table::Table;
 
 /// Changes of both tables. [`Input`] is its text form.
@@ -21,6 +22,8 @@ pub struct Transaction {
 pub struct Section {
     table: Table,
     chains: Vec<Chain>,
+    /// The names of all chains, one after the other.
+    names: String,
     /// The rules of all chains, one after the other.
     rules: String,
     rule_lines: usize,
@@ -34,7 +37,8 @@ pub struct Section {
 /// A chain that is made or emptied, and then filled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Chain {
-    name: String,
+    /// Where its name ends in the text of all names; it starts where that of the chain before ends.
+    name_end: usize,
     /// Where its rules start in the text of all rules.
     start: usize,
     first_line: usize,
@@ -89,6 +93,7 @@ impl Section {
         Section {
             table,
             chains: Vec::new(),
+            names: String::new(),
             rules: String::new(),
             rule_lines: 0,
             owners: Vec::new(),
@@ -99,8 +104,9 @@ impl Section {
 
     /// Makes the chain, or empties it. Rules that are pushed next are its.
     pub fn make_chain(&mut self, name: &str) {
+        self.names.push_str(name);
         self.chains.push(Chain {
-            name: name.to_owned(),
+            name_end: self.names.len(),
             start: self.rules.len(),
             first_line: self.rule_lines,
         });
@@ -108,6 +114,11 @@ impl Section {
 
     /// Appends rules, whole lines.
     pub fn push_rules(&mut self, rules: &str, owner: Option<&NamespacedName>) {
+        self.push_counted(rules, count_lines(rules), owner);
+    }
+
+    /// Appends so many rules.
+    pub(crate) fn push_counted(&mut self, rules: &str, count: usize, owner: Option<&NamespacedName>) {
         if rules.is_empty() {
             return;
         }
@@ -115,7 +126,7 @@ impl Section {
             self.owners.push((self.rule_lines, owner.cloned()));
         }
         self.rules.push_str(rules);
-        self.rule_lines += rules.lines().count();
+        self.rule_lines += count;
     }
 
     /// Appends the rules of another section.
@@ -171,7 +182,9 @@ impl Section {
 
     /// A chain's name.
     pub fn chain_name(&self, index: usize) -> &str {
-        self.chains.get(index).map_or("", |chain| &chain.name)
+        let end = |index: usize| self.chains.get(index).map_or(self.names.len(), |chain| chain.name_end);
+        let start = index.checked_sub(1).map_or(0, end);
+        &self.names[start..end(index)]
     }
 
     /// A chain's rules.

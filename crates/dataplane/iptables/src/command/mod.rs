@@ -5,7 +5,6 @@ mod restore_error;
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -153,15 +152,15 @@ impl Programs {
 
     /// Whether the family can be used at all: the programs run, and the kernel has the nat table.
     pub fn check(&self) -> Result<(), Error> {
-        self.iptables(&["-S", "POSTROUTING", "-t", "nat"])?.successful().map(drop)
+        self.iptables(&["-S", "POSTROUTING", "-t", "nat"])?.successful()
     }
 
     /// Finds out which variant the programs are, and suits it.
     pub fn find_variant(&mut self) -> Result<Variant, Error> {
         let version =
-            Process::new(&self.iptables, &["--version"], &self.environment).run(self.limit, no_input)?;
+            Process::new(&self.iptables, &["--version"], &self.environment).run(self.limit, None)?;
         let variant =
-            if version.successful()?.contains("nf_tables") { Variant::Nft } else { Variant::Legacy };
+            if version.into_output()?.contains("nf_tables") { Variant::Nft } else { Variant::Legacy };
         self.chains_per_step = if variant == Variant::Nft { NFT_CHAINS_PER_STEP } else { usize::MAX };
         Ok(variant)
     }
@@ -169,7 +168,7 @@ impl Programs {
     /// Makes a chain; tells whether it was not there before.
     pub fn new_chain(&self, table: Table, chain: &str) -> Result<bool, Error> {
         let finished = self.iptables(&["-N", chain, "-t", table.as_str()])?;
-        if finished.code == Some(1) { Ok(false) } else { finished.successful().map(|_| true) }
+        if finished.code == Some(1) { Ok(false) } else { finished.successful().map(|()| true) }
     }
 
     /// Whether a chain exists.
@@ -185,7 +184,7 @@ impl Programs {
 
     /// Removes an empty chain.
     pub fn delete_chain(&self, table: Table, chain: &str) -> Result<(), Error> {
-        self.iptables(&["-X", chain, "-t", table.as_str()])?.successful().map(drop)
+        self.iptables(&["-X", chain, "-t", table.as_str()])?.successful()
     }
 
     /// Whether a chain has a rule.
@@ -195,7 +194,7 @@ impl Programs {
         if finished.code == Some(1) || finished.tells_absence() {
             return Ok(false);
         }
-        finished.successful().map(|_| true)
+        finished.successful().map(|()| true)
     }
 
     /// Removes a rule if it is there.
@@ -205,13 +204,13 @@ impl Programs {
         }
         let arguments = [&["-D", chain, "-t", table.as_str()], rule].concat();
         let finished = self.iptables(&arguments)?;
-        if finished.tells_absence() { Ok(()) } else { finished.successful().map(drop) }
+        if finished.tells_absence() { Ok(()) } else { finished.successful() }
     }
 
     /// The chains and rules of a table as text.
     pub fn save(&self, table: Table) -> Result<String, Error> {
         let arguments = ["-t", table.as_str()];
-        Process::new(&self.save, &arguments, &self.environment).run(self.limit, no_input)?.successful()
+        Process::new(&self.save, &arguments, &self.environment).run(self.limit, None)?.into_output()
     }
 
     /// Carries out a transaction.
@@ -221,9 +220,10 @@ impl Programs {
         let arguments = ["-w", LOCK_WAIT, "--noflush", "--counters"];
         let input = Input::new(transaction, self.chains_per_step);
         let process = Process::new(&self.restore, &arguments, &self.environment);
-        let finished = process.run(limit, |stdin| input.write_to(stdin)).map_err(RestoreError::Other)?;
+        let finished =
+            process.run(limit, Some(Box::new(|stdin| input.write_to(stdin)))).map_err(RestoreError::Other)?;
         match finished.successful() {
-            Ok(_) => Ok(()),
+            Ok(()) => Ok(()),
             Err(error @ Error::Failed { .. }) => match restore_error::rejected_lines(&finished.errors) {
                 lines if lines.is_empty() => Err(RestoreError::Other(error)),
                 lines => {
@@ -247,12 +247,8 @@ impl Programs {
 
     fn iptables(&self, arguments: &[&str]) -> Result<Finished, Error> {
         let arguments = [&["-w", LOCK_WAIT], arguments].concat();
-        Process::new(&self.iptables, &arguments, &self.environment).run(self.limit, no_input)
+        Process::new(&self.iptables, &arguments, &self.environment).run(self.limit, None)
     }
-}
-
-fn no_input(_: &mut dyn io::Write) -> io::Result<()> {
-    Ok(())
 }
 
 /// Finds out what a refused line is about.

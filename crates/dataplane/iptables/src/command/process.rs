@@ -1,14 +1,18 @@
 //! Runs one program to its end: input written, output read, time limited.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
@@ -17,10 +21,14 @@ use crate::error::Error;
 /// Time between two looks at a program that has closed its output but not ended: nothing announces the end.
 const INTERVAL: Duration = Duration::from_millis(1);
 
-/// Writes what a program is to read.
-pub(super) trait Input: FnOnce(&mut dyn Write) -> io::Result<()> + Send {}
+/// What a pipe shall hold: with the usual 64 KiB both sides wait for each other hundreds of times.
+const PIPE_BYTES: i32 = 1 << 20;
 
-impl<F: FnOnce(&mut dyn Write) -> io::Result<()> + Send> Input for F {}
+/// How much is read or written at once.
+const BUFFER_BYTES: usize = 64 * 1024;
+
+/// Writes what a program is to read.
+pub(super) type Input<'a> = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + Send + 'a>;
 
 /// A program that is about to run.
 pub(super) struct Process {
@@ -50,7 +58,7 @@ impl Process {
     }
 
     /// Runs it. After `limit` it is killed.
-    pub(super) fn run(mut self, limit: Duration, input: impl Input) -> Result<Finished, Error> {
+    pub(super) fn run(mut self, limit: Duration, input: Option<Input<'_>>) -> Result<Finished, Error> {
         let deadline = Instant::now() + limit;
         let mut child = self.command.spawn().map_err(|source| Error::Start {
             program: self.command.get_program().to_string_lossy().into_owned(),
@@ -83,55 +91,85 @@ impl Process {
 }
 
 /// Writes the input and reads both outputs to their ends; `None` if that took too long.
-fn converse(child: &mut Child, input: impl Input, deadline: Instant) -> io::Result<Option<(String, String)>> {
-    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    let (sender, receiver) = mpsc::channel();
+fn converse(
+    child: &mut Child,
+    input: Option<Input<'_>>,
+    deadline: Instant,
+) -> io::Result<Option<(String, String)>> {
+    let stdin = child.stdin.take();
+    let stdout = child.stdout.take().map(OwnedFd::from);
+    let stderr = child.stderr.take().map(OwnedFd::from);
     thread::scope(|scope| {
-        scope.spawn(move || write_input(stdin, input));
-        for (index, pipe) in [stdout.map(Pipe::Output), stderr.map(Pipe::Errors)].into_iter().enumerate() {
-            let sender = sender.clone();
-            scope.spawn(move || sender.send((index, read_all(pipe))));
+        if let (Some(stdin), Some(input)) = (stdin, input) {
+            scope.spawn(move || write_input(stdin, input));
         }
-        drop(sender);
-        let mut said = [String::new(), String::new()];
-        for _ in 0..said.len() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match receiver.recv_timeout(left) {
-                Ok((index, text)) => said[index] = text?,
-                Err(RecvTimeoutError::Timeout) => {
-                    // Its end closes the pipes, which lets the threads end, for which the scope waits.
-                    stop(child);
-                    return Ok(None);
-                }
-                Err(RecvTimeoutError::Disconnected) => break,
-            }
+        let said = read_all([stdout, stderr], deadline);
+        if !matches!(said, Ok(Some(_))) {
+            // Its end closes the pipes, which lets the writer end, for which the scope waits.
+            stop(child);
         }
-        let [output, errors] = said;
-        Ok(Some((output, errors)))
+        said
     })
 }
 
-enum Pipe {
-    Output(std::process::ChildStdout),
-    Errors(std::process::ChildStderr),
+/// Reads from both pipes until the program has closed them.
+fn read_all(pipes: [Option<OwnedFd>; 2], deadline: Instant) -> io::Result<Option<(String, String)>> {
+    let mut pipes = pipes.map(|pipe| pipe.map(File::from));
+    if let Some(output) = &pipes[0] {
+        widen(output);
+    }
+    let mut said = [Vec::new(), Vec::new()];
+    let mut buffer = vec![0; BUFFER_BYTES];
+    while pipes.iter().any(Option::is_some) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        let ready = ready(&pipes, left)?;
+        for ((pipe, said), ready) in pipes.iter_mut().zip(&mut said).zip(ready) {
+            let Some(open) = pipe.as_mut().filter(|_| ready) else { continue };
+            match open.read(&mut buffer) {
+                Ok(0) => *pipe = None,
+                Ok(length) => said.extend_from_slice(buffer.get(..length).unwrap_or_default()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    let [output, errors] = said.map(text);
+    Ok(Some((output, errors)))
 }
 
-fn read_all(pipe: Option<Pipe>) -> io::Result<String> {
-    let mut bytes = Vec::new();
-    match pipe {
-        Some(Pipe::Output(mut pipe)) => pipe.read_to_end(&mut bytes)?,
-        Some(Pipe::Errors(mut pipe)) => pipe.read_to_end(&mut bytes)?,
-        None => 0,
-    };
-    Ok(String::from_utf8(bytes)
-        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+/// Waits until one of the pipes has something to tell, and says which.
+fn ready(pipes: &[Option<File>; 2], limit: Duration) -> io::Result<[bool; 2]> {
+    let open = || pipes.iter().enumerate().filter_map(|(index, pipe)| Some((index, pipe.as_ref()?)));
+    let mut watched: Vec<_> = open().map(|(_, pipe)| PollFd::new(pipe.as_fd(), PollFlags::POLLIN)).collect();
+    let timeout = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
+    match poll(&mut watched, timeout) {
+        Ok(_) | Err(Errno::EINTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let mut ready = [false; 2];
+    for ((index, _), watched) in open().zip(&watched) {
+        ready[index] = watched.any().unwrap_or(false);
+    }
+    Ok(ready)
+}
+
+fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
 /// A program that stops reading has its reasons, which its messages tell.
-fn write_input(stdin: Option<ChildStdin>, input: impl Input) {
-    let Some(stdin) = stdin else { return };
-    let mut stdin = BufWriter::with_capacity(64 * 1024, stdin);
+fn write_input(stdin: ChildStdin, input: Input<'_>) {
+    widen(&stdin);
+    let mut stdin = BufWriter::with_capacity(BUFFER_BYTES, stdin);
     let _ = input(&mut stdin).and_then(|()| stdin.flush());
+}
+
+/// Best effort: users have a limit for it.
+fn widen(pipe: impl AsFd) {
+    let _ = fcntl(pipe.as_fd(), FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
 }
 
 /// Kills the program and what it started. It may have ended meanwhile, which is just as well.
@@ -144,9 +182,14 @@ fn stop(child: &mut Child) {
 
 impl Finished {
     /// What it wrote, if it ended well.
-    pub(super) fn successful(&self) -> Result<String, Error> {
+    pub(super) fn into_output(self) -> Result<String, Error> {
+        self.successful().map(|()| self.output)
+    }
+
+    /// Whether it ended well.
+    pub(super) fn successful(&self) -> Result<(), Error> {
         if self.code == Some(0) {
-            return Ok(self.output.clone());
+            return Ok(());
         }
         let (command, message) = (self.command.clone(), one_line(&self.errors));
         if message.contains("xtables lock") {

@@ -1,9 +1,11 @@
 //! How an endpoint is chosen, and what happens on the way to it. These rules are nearly all of a large rule set.
 
 use std::net::SocketAddr;
+use std::sync::LazyLock;
 
 use portwarden_model::Pool;
 
+use super::address::AddressText;
 use super::own::OwnChains;
 use super::{Port, push};
 use crate::names::{MARK_MASQ, ServiceChain};
@@ -11,17 +13,8 @@ use crate::names::{MARK_MASQ, ServiceChain};
 /// One endpoint as it appears in rules.
 pub(super) struct Target {
     address: SocketAddr,
-    /// `ip:port` or `[ip]:port`.
-    text: String,
+    text: AddressText,
     chain: ServiceChain,
-}
-
-impl Target {
-    /// The address alone.
-    fn ip(&self) -> &str {
-        let ip = self.text.rsplit_once(':').map_or("", |(ip, _)| ip);
-        ip.trim_start_matches('[').trim_end_matches(']')
-    }
 }
 
 impl Port<'_> {
@@ -29,8 +22,8 @@ impl Port<'_> {
     pub(super) fn targets(&self) -> Vec<Target> {
         let reachable = self.port.reachable().into_iter();
         let target = |address: SocketAddr| {
-            let text = address.to_string();
-            Target { address, chain: self.chains.endpoint(&text), text }
+            let text = AddressText::new(address);
+            Target { address, chain: self.chains.endpoint(text.as_str()), text }
         };
         reachable.map(|backend| target(backend.address())).collect()
     }
@@ -57,7 +50,8 @@ impl Port<'_> {
         for (target, left) in in_pool(pool, targets).zip((1..=pool.len()).rev()) {
             self.start_dispatch(chain, target, rules);
             if left > 1 {
-                push(rules, &[" -m statistic --mode random --probability ", &probability(left)]);
+                rules.push_str(" -m statistic --mode random --probability ");
+                push_probability(left, rules);
             }
             push(rules, &[" -j ", target.chain.as_str(), "\n"]);
         }
@@ -66,7 +60,7 @@ impl Port<'_> {
     fn start_dispatch(&self, chain: &str, target: &Target, rules: &mut String) {
         push(rules, &["-A ", chain]);
         if !self.context.large {
-            push(rules, &[" -m comment --comment \"", &self.name, " -> ", &target.text, "\""]);
+            push(rules, &[" -m comment --comment \"", &self.name, " -> ", target.text.as_str(), "\""]);
         }
     }
 
@@ -78,12 +72,15 @@ impl Port<'_> {
             own.add(target.chain, |rules| {
                 // A connection from an endpoint to itself must come back through this node.
                 self.start_endpoint(chain, rules);
-                push(rules, &[" -s ", target.ip(), " -j ", MARK_MASQ, "\n"]);
+                push(rules, &[" -s ", target.text.ip(), " -j ", MARK_MASQ, "\n"]);
                 self.start_endpoint(chain, rules);
                 if self.port.affinity.is_some() {
                     push(rules, &[" -m recent --name ", chain, " --set"]);
                 }
-                push(rules, &[" -m ", p, " -p ", p, " -j DNAT --to-destination ", &target.text, "\n"]);
+                push(
+                    rules,
+                    &[" -m ", p, " -p ", p, " -j DNAT --to-destination ", target.text.as_str(), "\n"],
+                );
             });
         }
     }
@@ -102,6 +99,16 @@ fn in_pool<'a>(pool: &Pool, targets: &'a [Target]) -> impl Iterator<Item = &'a T
     pool.iter().filter_map(move |backend| targets.find(|target| target.address == backend.address()))
 }
 
+/// Those of the usual pools: formatting them takes longer than the rest of their rules.
+static PROBABILITIES: LazyLock<Vec<String>> = LazyLock::new(|| (0..100).map(probability).collect());
+
+fn push_probability(one_in: usize, rules: &mut String) {
+    match PROBABILITIES.get(one_in) {
+        Some(known) => rules.push_str(known),
+        None => rules.push_str(&probability(one_in)),
+    }
+}
+
 /// One in so many, with ten decimals: the kernel stores another number if it is given more.
 #[expect(clippy::cast_precision_loss, reason = "no pool has 2^53 endpoints")]
 fn probability(one_in: usize) -> String {
@@ -110,7 +117,7 @@ fn probability(one_in: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::probability;
+    use super::{probability, push_probability};
 
     #[test]
     fn probabilities_have_ten_decimals() {
@@ -124,6 +131,9 @@ mod tests {
             (100_001, "0.0000099999"),
         ] {
             assert_eq!(probability(one_in), text);
+            let mut pushed = String::new();
+            push_probability(one_in, &mut pushed);
+            assert_eq!(pushed, text);
         }
     }
 }

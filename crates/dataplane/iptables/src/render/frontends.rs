@@ -2,7 +2,7 @@
 
 use portwarden_model::{Exposure, Frontend, PoolKind, ProxiedService, Verdict};
 
-use super::{Context, Port, refusal, rule};
+use super::{Context, Port, count_lines, refusal, rule};
 use crate::names::{EXTERNAL_SERVICES, LOCALHOST_COUNTER, NODE_PORTS, PROXY_FIREWALL, Role, SERVICES};
 
 use crate::table::Table;
@@ -87,7 +87,7 @@ impl SharedLines {
     /// How many lines there are in a table.
     pub fn count(&self, table: Table) -> usize {
         let chains = SharedChain::ALL.into_iter().filter(|chain| chain.table() == table);
-        chains.map(|chain| self.in_chain(chain).lines().count()).sum()
+        chains.map(|chain| count_lines(self.in_chain(chain))).sum()
     }
 }
 

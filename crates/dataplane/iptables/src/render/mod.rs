@@ -3,6 +3,7 @@
 //! A Service contributes lines to chains that all Services share ([`SharedLines`]) and has chains of its own ([`OwnChains`]). Both
 //! depend on nothing but the Service and the [`Context`], so one changed Service renders alone.
 
+mod address;
 mod endpoints;
 mod fixed;
 mod frontends;
@@ -91,6 +92,12 @@ fn refusal(verdict: Verdict) -> Option<(&'static str, &'static str)> {
         Verdict::Reject => Some(("has no endpoints", "REJECT")),
         Verdict::Drop => Some(("has no local endpoints", "DROP")),
     }
+}
+
+/// How many lines a text has, each with its end. In pieces whose count fits a byte, for which the compiler has wide instructions.
+pub(crate) fn count_lines(text: &str) -> usize {
+    let ends = |piece: &[u8]| piece.iter().map(|byte| u8::from(*byte == b'\n')).sum::<u8>();
+    text.as_bytes().chunks(128).map(|piece| usize::from(ends(piece))).sum()
 }
 
 /// Appends the parts one after the other; several times faster than formatting.

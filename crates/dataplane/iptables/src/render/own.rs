@@ -2,7 +2,7 @@
 
 use portwarden_model::{Exposure, Frontend, Masquerade, PoolKind, ProxiedService, Verdict};
 
-use super::{Context, Port, rule};
+use super::{Context, Port, count_lines, rule};
 use crate::names::{MARK_MASQ, PROXY_FIREWALL, Role, ServiceChain};
 
 /// The chains of one Service with their rules, all in the nat table.
@@ -10,35 +10,57 @@ use crate::names::{MARK_MASQ, PROXY_FIREWALL, Role, ServiceChain};
 pub struct OwnChains {
     /// The rules of all chains, one after the other.
     text: String,
-    /// Each chain with the end of its rules in `text`.
-    chains: Vec<(ServiceChain, usize)>,
+    chains: Vec<Chain>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Chain {
+    name: ServiceChain,
+    /// Where its rules end in the text of all.
+    end: usize,
+    rules: usize,
 }
 
 impl OwnChains {
     /// Renders one Service.
     pub fn render(service: &ProxiedService, context: &Context) -> OwnChains {
         let mut own = OwnChains::default();
-        for port in &service.ports {
-            Port::new(port, context).chains(&mut own);
-        }
+        own.render_again(service, context);
         own
+    }
+
+    /// Renders another Service in place of this one, into the same memory.
+    pub fn render_again(&mut self, service: &ProxiedService, context: &Context) {
+        self.text.clear();
+        self.chains.clear();
+        for port in &service.ports {
+            Port::new(port, context).chains(self);
+        }
     }
 
     /// The chains with their rules.
     pub fn iter(&self) -> impl Iterator<Item = (ServiceChain, &str)> {
-        let starts = std::iter::once(0).chain(self.chains.iter().map(|(_, end)| *end));
-        self.chains.iter().zip(starts).map(|((chain, end), start)| (*chain, &self.text[start..*end]))
+        self.counted().map(|(name, rules, _)| (name, rules))
+    }
+
+    /// The chains with their rules and the number of them.
+    pub fn counted(&self) -> impl Iterator<Item = (ServiceChain, &str, usize)> {
+        let starts = std::iter::once(0).chain(self.chains.iter().map(|chain| chain.end));
+        let chains = self.chains.iter().zip(starts);
+        chains.map(|(chain, start)| (chain.name, &self.text[start..chain.end], chain.rules))
     }
 
     /// How many rules there are in all chains.
     pub fn rules(&self) -> usize {
-        self.text.lines().count()
+        self.chains.iter().map(|chain| chain.rules).sum()
     }
 
     /// Adds a chain; `fill` appends its rules.
-    pub(super) fn add(&mut self, chain: ServiceChain, fill: impl FnOnce(&mut String)) {
+    pub(super) fn add(&mut self, name: ServiceChain, fill: impl FnOnce(&mut String)) {
+        let start = self.text.len();
         fill(&mut self.text);
-        self.chains.push((chain, self.text.len()));
+        let rules = count_lines(&self.text[start..]);
+        self.chains.push(Chain { name, end: self.text.len(), rules });
     }
 }
 
