@@ -2,11 +2,10 @@
 //!
 //! ```text
 //! filter-prerouting-pre-dnat, filter-output-pre-dnat ── firewall             source ranges
-//! nat-prerouting, nat-output ── services ── route ┬─ internal ───────┐
-//!                                                 ├─ external ───────┼─ balance ── pick-N      draw, translate
-//!                                                 └─ external-local ─┘          └─ sticky-...  remember, translate
+//! nat-prerouting, nat-output ── services ── route ┬──────────────────┬─ draw-N ── redraw-N    draw, translate
+//!                                                 └─ external-local ─┴─ sticky-...           remember, translate
 //! filter-input ── input-checks ─┐
-//! filter-forward, filter-output ┴─ checks                                    nothing to send to
+//! filter-forward, filter-output ┴─ checks ── unserved                        nothing to send to
 //! nat-postrouting ── masquerading
 //! ```
 
@@ -19,15 +18,24 @@ use portwarden_netlink::nftables::{Chain, ChainKind, Expr, Hook, Name, Rule, Tab
 
 use crate::phrase::{
     Phrases, arrives_on, back, clear_priority, delete, dispatch_priority, draw, drop, flip_mark,
-    from_this_host, goto, in_set, jump, load_priority, map, mark_is_set, mask_priority, masquerade,
-    new_connection, port, priority_is, protocol_is, reset, set_mark, set_priority, to_this_host, translated,
-    update,
+    from_this_host, goto, in_set, jump, load_priority, map, mark_is_set, mask_priority, masked_priority,
+    masquerade, new_connection, not_translated, port, priority_is, protocol_is, reset, set_mark,
+    set_priority, to_this_host, translated, update,
 };
-use crate::route::{CLASS_MASK, Draw, KIND_MASK, LIST_MASK, MAGIC, STICKY_LIST_MASK};
+use crate::route::{CLASS_MASK, Draw, KIND_MASK, Kind, LIST_MASK, MAGIC, STICKY_LIST_MASK};
 use crate::sets::SetId;
 
 /// How often a draw is repeated if it hits a slot that is being emptied (or, in large lists, is not filled).
 const REDRAWS: usize = 12;
+
+/// Joins phrases into a rule.
+macro_rules! rule {
+    ($($part:expr),+ $(,)?) => {{
+        let mut rule: Vec<Expr> = Vec::new();
+        $(rule.extend(Part::from($part).0);)+
+        rule
+    }};
+}
 
 /// A way to draw with session affinity: the timeout in seconds, and how to draw for a new client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -43,9 +51,14 @@ impl StickyClass {
     }
 }
 
-/// The name of the chain that draws from ordinary lists.
-pub(crate) fn pick_chain(draw: Draw) -> String {
-    format!("pick-{}", draw.modulus())
+/// The name of the chain that draws once from ordinary lists.
+pub(crate) fn draw_chain(modulus: u32) -> String {
+    format!("draw-{modulus}")
+}
+
+/// The name of the chain that draws again, after a slot that was not there.
+pub(crate) fn redraw_chain(draw: Draw) -> String {
+    format!("redraw-{}", draw.modulus())
 }
 
 /// The eight base chains, with kube-proxy's names, hooks and priorities: whoever comes later takes them over.
@@ -59,6 +72,9 @@ pub(crate) const BASE_CHAINS: [(&str, ChainKind, Hook, i32); 8] = [
     ("nat-output", ChainKind::Nat, Hook::Output, -100),
     ("nat-postrouting", ChainKind::Nat, Hook::Postrouting, 100),
 ];
+
+/// The base chains that look at source ranges.
+const FIREWALL_CHAINS: [&str; 2] = ["filter-prerouting-pre-dnat", "filter-output-pre-dnat"];
 
 /// The rules of all chains.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -91,6 +107,18 @@ impl Chains {
         for class in classes {
             sticky(Phrases::new(family), class, self);
         }
+    }
+
+    /// Lets new connections pass the source ranges. As long as no Service has any, they are spared the way.
+    pub(crate) fn add_firewall(&mut self) {
+        for name in FIREWALL_CHAINS {
+            self.chain(name, vec![rule![new_connection(), jump("firewall")]]);
+        }
+    }
+
+    /// Whether new connections pass the source ranges.
+    pub(crate) fn has_firewall(&self) -> bool {
+        FIREWALL_CHAINS.iter().any(|name| self.rules(name).is_some_and(|rules| !rules.is_empty()))
     }
 
     /// Every chain with its rules.
@@ -132,15 +160,6 @@ struct Builder<'a> {
     mark: u32,
 }
 
-/// Joins phrases into a rule.
-macro_rules! rule {
-    ($($part:expr),+ $(,)?) => {{
-        let mut rule: Vec<Expr> = Vec::new();
-        $(rule.extend(Part::from($part).0);)+
-        rule
-    }};
-}
-
 /// One phrase or one expression.
 struct Part(Vec<Expr>);
 
@@ -158,11 +177,12 @@ impl From<Vec<Expr>> for Part {
 
 impl Builder<'_> {
     fn base(&self, chains: &mut Chains) {
-        chains.chain("filter-prerouting-pre-dnat", vec![rule![new_connection(), jump("firewall")]]);
-        chains.chain("filter-output-pre-dnat", vec![rule![new_connection(), jump("firewall")]]);
-        chains.chain("filter-input", vec![rule![new_connection(), jump("input-checks")]]);
-        chains.chain("filter-forward", vec![rule![new_connection(), jump("checks")]]);
-        chains.chain("filter-output", vec![rule![new_connection(), jump("checks")]]);
+        FIREWALL_CHAINS.iter().for_each(|name| chains.chain(name, Vec::new()));
+        // What was translated has somewhere to go.
+        let unserved = |chain| vec![rule![new_connection(), not_translated(), jump(chain)]];
+        chains.chain("filter-input", unserved("input-checks"));
+        chains.chain("filter-forward", unserved("checks"));
+        chains.chain("filter-output", unserved("checks"));
         chains.chain("nat-prerouting", vec![rule![jump("services")]]);
         chains.chain("nat-output", vec![rule![jump("services")]]);
         chains.chain("nat-postrouting", vec![rule![jump("masquerading")]]);
@@ -187,17 +207,18 @@ impl Builder<'_> {
         let find = |key: Vec<Expr>, set: SetId| rule![key, map(set.name()), set_priority(), goto("route")];
         let node_ports = rule![self.node_port_match(true), find(port(), SetId::NodePorts)];
         chains.chain("services", vec![find(self.phrases.frontend(), SetId::Frontends), node_ports]);
-        chains.chain("route", vec![dispatch_priority(KIND_MASK, SetId::Kinds.name())]);
 
-        let mut internal = Vec::new();
+        let kind = |kind: Kind| priority_is(KIND_MASK, kind as u32);
+        let mut route = Vec::new();
         if self.node.masquerade_all {
-            internal.push(set_mark(self.mark));
+            route.push(rule![kind(Kind::Internal), set_mark(self.mark)]);
         } else if let Some(others) = self.pod_match(false) {
-            internal.push(rule![others, set_mark(self.mark)]);
+            route.push(rule![kind(Kind::Internal), others, set_mark(self.mark)]);
         }
-        internal.push(rule![goto("balance")]);
-        chains.chain("internal", internal);
-        chains.chain("external", vec![set_mark(self.mark), rule![goto("balance")]]);
+        route.push(rule![kind(Kind::External), set_mark(self.mark)]);
+        route.push(rule![kind(Kind::ExternalLocal), goto("external-local")]);
+        route.extend(balance());
+        chains.chain("route", route);
 
         // Traffic that starts on this node knows no policy Local: it goes to all endpoints. That of host processes is masqueraded.
         let mut local = Vec::new();
@@ -205,12 +226,14 @@ impl Builder<'_> {
             local.push(rule![pods, goto("external-from-node")]);
         }
         local.push(rule![from_this_host(), set_mark(self.mark), goto("external-from-node")]);
-        local.push(rule![goto("balance")]);
+        local.extend(balance());
         chains.chain("external-local", local);
-        let all_endpoints =
-            rule![load_priority(0), map(SetId::NodeRoutes.name()), set_priority(), goto("balance")];
-        chains.chain("external-from-node", vec![mask_priority(LIST_MASK), all_endpoints]);
-        chains.chain("balance", vec![dispatch_priority(CLASS_MASK, SetId::Classes.name())]);
+        let mut all_endpoints = vec![
+            mask_priority(LIST_MASK),
+            rule![load_priority(0), map(SetId::NodeRoutes.name()), set_priority()],
+        ];
+        all_endpoints.extend(balance());
+        chains.chain("external-from-node", all_endpoints);
     }
 
     /// A slot that is not there is a miss: the rule ends, and the next one draws again. Lists with a class of their own only miss
@@ -221,39 +244,36 @@ impl Builder<'_> {
         for draw in Draw::all() {
             let modulus = draw.modulus();
             let pick = rule![
-                load_priority(0),
+                masked_priority(LIST_MASK),
                 crate::phrase::draw(modulus, 1),
                 map(SetId::Endpoints.name()),
                 self.phrases.translate()
             ];
-            chains.chain(&format!("draw-{modulus}"), vec![pick]);
-            let mut rules = vec![mask_priority(LIST_MASK)];
-            rules.extend(moduli(draw).into_iter().map(|modulus| rule![jump(&format!("draw-{modulus}"))]));
-            chains.chain(&pick_chain(draw), rules);
+            chains.chain(&draw_chain(modulus), vec![pick]);
+            let again = moduli(draw).into_iter().skip(1).map(|modulus| rule![jump(&draw_chain(modulus))]);
+            chains.chain(&redraw_chain(draw), again.collect());
         }
     }
 
     /// After translation: what still has a service address has nowhere to go.
     fn checks(&self, chains: &mut Chains) {
-        let port_in = |set: SetId| rule![self.node_port_match(false), port(), in_set(set.name())];
+        let unserved_port =
+            rule![self.node_port_match(false), port(), in_set(SetId::UnservedNodePorts.name())];
+        let unserved = || rule![self.phrases.frontend(), in_set(SetId::Unserved.name()), goto("unserved")];
+        chains.chain("input-checks", vec![rule![unserved_port, goto("unserved-node-port")], unserved()]);
         chains.chain(
-            "input-checks",
-            vec![
-                rule![port_in(SetId::NoLocalEndpointsNodePorts), drop()],
-                rule![port_in(SetId::NoEndpointsNodePorts), goto("reject")],
-                rule![goto("endpoint-checks")],
-            ],
+            "unserved-node-port",
+            vec![rule![port(), in_set(SetId::DroppedNodePorts.name()), drop()], rule![goto("reject")]],
         );
-        let frontend_in = |set: SetId| rule![self.phrases.frontend(), in_set(set.name())];
         chains.chain(
-            "endpoint-checks",
+            "unserved",
             vec![
-                rule![frontend_in(SetId::NoLocalEndpoints), drop()],
-                rule![frontend_in(SetId::NoEndpoints), goto("reject")],
+                rule![self.phrases.frontend(), in_set(SetId::Dropped.name()), drop()],
+                rule![goto("reject")],
             ],
         );
         let mut checks = vec![
-            rule![jump("endpoint-checks")],
+            unserved(),
             rule![self.phrases.destination(0), in_set(SetId::ClusterAddresses.name()), goto("reject")],
         ];
         checks.extend(
@@ -307,6 +327,14 @@ impl Builder<'_> {
             PodTraffic::InterfacePrefix(prefix) => Some(arrives_on(prefix.as_str(), true, from_pods)),
         }
     }
+}
+
+/// Draws an endpoint. The chain of an ordinary class comes back if it drew a slot that is not there.
+fn balance() -> [Vec<Expr>; 2] {
+    [
+        dispatch_priority(CLASS_MASK, SetId::Classes.name()),
+        dispatch_priority(CLASS_MASK, SetId::Redraws.name()),
+    ]
 }
 
 /// A client is given an entry unless it has one, which renews the one it has; then it goes where its entry points. If that endpoint is

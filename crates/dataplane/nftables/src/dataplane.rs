@@ -13,13 +13,13 @@ use portwarden_netlink::error::Rejected;
 use portwarden_netlink::nftables::{Chain, Client, Image, Rule, Table, Transaction, Verdict};
 use portwarden_netlink::{Errno, Error as NetlinkError};
 
-use crate::chains::{self, Chains, StickyClass, pick_chain};
+use crate::chains::{self, Chains, StickyClass, draw_chain, redraw_chain};
 use crate::error::Error;
 use crate::installed::Installed;
 use crate::kernel::{Found, Kernel, Watch, kernel_family, number_key};
 use crate::plan::{ElementChanges, Plan};
 use crate::probe::probe;
-use crate::route::{Draw, Kind, class_bits};
+use crate::route::{Draw, class_bits};
 use crate::sets::{SetId, Sets};
 
 /// The table, shared with kube-proxy: whoever comes later takes it over in one transaction.
@@ -208,7 +208,10 @@ impl Nftables {
         let mut plan = self.large_plan(wanted);
         let mut transaction = Transaction::new();
         plan_services(&mut fresh, wanted, &mut plan)?;
-        let chains = Chains::render(self.family, node, self.mark, &fresh.sticky_classes());
+        let mut chains = Chains::render(self.family, node, self.mark, &fresh.sticky_classes());
+        if plan.additions(SetId::Restricted) > 0 {
+            chains.add_firewall();
+        }
         let addresses = node_addresses(node);
         for ip in &addresses {
             plan.add(SetId::NodeAddresses, Image::new().address(*ip), Image::new());
@@ -252,17 +255,20 @@ impl Nftables {
         }
         let mut transaction = Transaction::new();
         let new_classes: Vec<(StickyClass, u8)> = self.installed.new_classes().collect();
+        let firewall = self.chains.has_firewall() || plan.additions(SetId::Restricted) > 0;
         let mut chains = None;
         let mut addresses = None;
         if let Some(node) = node {
-            let rendered = Chains::render(self.family, node, self.mark, &self.installed.sticky_classes());
+            chains = Some(Chains::render(self.family, node, self.mark, &self.installed.sticky_classes()));
             self.plan_addresses(&node_addresses(node), &mut plan);
             addresses = Some(node_addresses(node));
-            chains = Some(rendered);
-        } else if !new_classes.is_empty() {
+        } else if !new_classes.is_empty() || firewall != self.chains.has_firewall() {
             let mut rendered = self.chains.clone();
             rendered.add_sticky(self.family, new_classes.iter().map(|(class, _)| *class));
             chains = Some(rendered);
+        }
+        if firewall && let Some(chains) = &mut chains {
+            chains.add_firewall();
         }
         if let Some(chains) = &chains {
             self.write_chain_changes(chains, &mut transaction);
@@ -336,15 +342,10 @@ impl Nftables {
             transaction.add(chains::define(table, name));
         }
         let mut fixed = Plan::new();
-        for (kind, chain) in [
-            (Kind::Internal, "internal"),
-            (Kind::External, "external"),
-            (Kind::ExternalLocal, "external-local"),
-        ] {
-            fixed.add_verdict(SetId::Kinds, number_key(kind as u32), &Verdict::Goto(chain.into()));
-        }
         for draw in Draw::all() {
-            fixed.add_class(class_bits(draw.class()), &Verdict::Goto(pick_chain(draw).into()));
+            let bits = class_bits(draw.class());
+            fixed.add_class(bits, &Verdict::Jump(draw_chain(draw.modulus()).into()));
+            fixed.add_verdict(SetId::Redraws, number_key(bits), &Verdict::Goto(redraw_chain(draw).into()));
         }
         for (class, number) in installed.sticky_class_numbers() {
             fixed.add_class(class_bits(number), &Verdict::Goto(class.chain().into()));

@@ -337,9 +337,9 @@ fn commented(set: SetId) -> bool {
         set,
         SetId::Frontends
             | SetId::NodePorts
-            | SetId::NoEndpoints
-            | SetId::NoEndpointsNodePorts
-            | SetId::NoLocalEndpoints
-            | SetId::NoLocalEndpointsNodePorts
+            | SetId::Unserved
+            | SetId::UnservedNodePorts
+            | SetId::Dropped
+            | SetId::DroppedNodePorts
     )
 }

@@ -172,9 +172,16 @@ pub(crate) fn set_priority() -> Expr {
     Expr::SetMeta { key: MetaKey::Priority, source: word(0) }
 }
 
+/// `meta priority & MASK` into word 0.
+pub(crate) fn masked_priority(mask: u32) -> Vec<Expr> {
+    vec![load_priority(0), bitwise(0, mask, 0)]
+}
+
 /// `meta priority set meta priority & MASK`
 pub(crate) fn mask_priority(mask: u32) -> Vec<Expr> {
-    vec![load_priority(0), bitwise(0, mask, 0), set_priority()]
+    let mut phrase = masked_priority(mask);
+    phrase.push(set_priority());
+    phrase
 }
 
 /// `meta priority set 0`
@@ -216,19 +223,24 @@ pub(crate) fn mark_is_set(bit: u32) -> Vec<Expr> {
 /// `ct state new`
 pub(crate) fn new_connection() -> Vec<Expr> {
     const NEW: u32 = 8;
-    connection_bits(CtKey::State, NEW)
+    connection_bits(CtKey::State, NEW, CmpOperator::NotEqual)
 }
+
+const STATUS_DNAT: u32 = 0x20;
 
 /// `ct status dnat`
 pub(crate) fn translated() -> Vec<Expr> {
-    const DNAT: u32 = 0x20;
-    connection_bits(CtKey::Status, DNAT)
+    connection_bits(CtKey::Status, STATUS_DNAT, CmpOperator::NotEqual)
 }
 
-fn connection_bits(key: CtKey, bits: u32) -> Vec<Expr> {
-    let none =
-        Expr::Cmp { source: word(0), operator: CmpOperator::NotEqual, value: 0u32.to_ne_bytes().to_vec() };
-    vec![Expr::Ct { key, direction: None, target: word(0) }, bitwise(0, bits, 0), none]
+/// `ct status ! dnat`
+pub(crate) fn not_translated() -> Vec<Expr> {
+    connection_bits(CtKey::Status, STATUS_DNAT, CmpOperator::Equal)
+}
+
+fn connection_bits(key: CtKey, bits: u32, to_none: CmpOperator) -> Vec<Expr> {
+    let compare = Expr::Cmp { source: word(0), operator: to_none, value: 0u32.to_ne_bytes().to_vec() };
+    vec![Expr::Ct { key, direction: None, target: word(0) }, bitwise(0, bits, 0), compare]
 }
 
 /// `fib saddr type local`

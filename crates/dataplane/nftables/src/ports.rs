@@ -134,15 +134,18 @@ fn frontend_item(
 }
 
 /// What is refused or dropped after translation, for lack of endpoints.
-fn refusal(port: &ProxiedPort, frontend: &Frontend) -> Option<Item> {
-    let set = match (frontend.from_elsewhere, frontend.ip) {
-        (Verdict::Forward(_), _) => return None,
-        (Verdict::Reject, Some(_)) => SetId::NoEndpoints,
-        (Verdict::Reject, None) => SetId::NoEndpointsNodePorts,
-        (Verdict::Drop, Some(_)) => SetId::NoLocalEndpoints,
-        (Verdict::Drop, None) => SetId::NoLocalEndpointsNodePorts,
+fn refusal(port: &ProxiedPort, frontend: &Frontend) -> impl Iterator<Item = Item> {
+    let [unserved, dropped] = match frontend.ip {
+        Some(_) => [SetId::Unserved, SetId::Dropped],
+        None => [SetId::UnservedNodePorts, SetId::DroppedNodePorts],
     };
-    Some(Item::new(set, frontend_key(port, frontend), Image::new()))
+    let sets = match frontend.from_elsewhere {
+        Verdict::Forward(_) => [None, None],
+        Verdict::Reject => [Some(unserved), None],
+        Verdict::Drop => [Some(unserved), Some(dropped)],
+    };
+    let key = frontend_key(port, frontend);
+    sets.into_iter().flatten().map(move |set| Item::new(set, key, Image::new()))
 }
 
 /// Source ranges of a load-balancer address. Ranges that touch or overlap are joined: the kernel refuses overlaps.

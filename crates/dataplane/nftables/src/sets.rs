@@ -36,14 +36,14 @@ pub(crate) enum SetId {
     StickyEndpoints,
     /// Hash of a service port's name: sticky list. Read at start, so that clients stay with their endpoints over a restart.
     StickyNames,
-    /// Frontends that are refused: no endpoints at all.
-    NoEndpoints,
+    /// Frontends with nothing to send to. They are refused, unless they are dropped.
+    Unserved,
     /// The same for node ports.
-    NoEndpointsNodePorts,
-    /// Frontends that are dropped: endpoints only elsewhere.
-    NoLocalEndpoints,
+    UnservedNodePorts,
+    /// Those of them that are dropped: endpoints only elsewhere.
+    Dropped,
     /// The same for node ports.
-    NoLocalEndpointsNodePorts,
+    DroppedNodePorts,
     /// Frontends with source ranges.
     Restricted,
     /// Frontend and range: who may use a restricted frontend.
@@ -56,10 +56,10 @@ pub(crate) enum SetId {
     NodeAddresses,
     /// Client, sticky list: entry. Written by the packet path alone.
     Affinity,
-    /// Kind: chain. Fixed.
-    Kinds,
     /// Class: chain. Changes only when a new affinity timeout appears.
     Classes,
+    /// Class: chain that draws again. Fixed.
+    Redraws,
 }
 
 impl SetId {
@@ -72,18 +72,18 @@ impl SetId {
         SetId::StickySlots,
         SetId::StickyEndpoints,
         SetId::StickyNames,
-        SetId::NoEndpoints,
-        SetId::NoEndpointsNodePorts,
-        SetId::NoLocalEndpoints,
-        SetId::NoLocalEndpointsNodePorts,
+        SetId::Unserved,
+        SetId::UnservedNodePorts,
+        SetId::Dropped,
+        SetId::DroppedNodePorts,
         SetId::Restricted,
         SetId::AllowedSources,
         SetId::ClusterAddresses,
         SetId::Hairpin,
         SetId::NodeAddresses,
         SetId::Affinity,
-        SetId::Kinds,
         SetId::Classes,
+        SetId::Redraws,
     ];
 
     /// Its name in the kernel.
@@ -96,24 +96,24 @@ impl SetId {
             SetId::StickySlots => "sticky-slots",
             SetId::StickyEndpoints => "sticky-endpoints",
             SetId::StickyNames => "sticky-names",
-            SetId::NoEndpoints => "no-endpoints",
-            SetId::NoEndpointsNodePorts => "no-endpoints-node-ports",
-            SetId::NoLocalEndpoints => "no-local-endpoints",
-            SetId::NoLocalEndpointsNodePorts => "no-local-endpoints-node-ports",
+            SetId::Unserved => "unserved",
+            SetId::UnservedNodePorts => "unserved-node-ports",
+            SetId::Dropped => "dropped",
+            SetId::DroppedNodePorts => "dropped-node-ports",
             SetId::Restricted => "restricted",
             SetId::AllowedSources => "allowed-sources",
             SetId::ClusterAddresses => "cluster-addresses",
             SetId::Hairpin => "hairpin",
             SetId::NodeAddresses => "node-addresses",
             SetId::Affinity => "client-affinity",
-            SetId::Kinds => "kinds",
             SetId::Classes => "classes",
+            SetId::Redraws => "redraws",
         }
     }
 
     /// Whether it is a hash table that only we write.
     fn is_plain(self) -> bool {
-        !matches!(self, SetId::AllowedSources | SetId::Affinity | SetId::Kinds | SetId::Classes)
+        !matches!(self, SetId::AllowedSources | SetId::Affinity | SetId::Classes | SetId::Redraws)
     }
 
     fn comment(self) -> &'static str {
@@ -125,18 +125,18 @@ impl SetId {
             SetId::StickySlots => "list and slot of sticky services: entry",
             SetId::StickyEndpoints => "entry of sticky services: endpoint",
             SetId::StickyNames => "hash of a sticky service port: list",
-            SetId::NoEndpoints => "service addresses to reject",
-            SetId::NoEndpointsNodePorts => "node ports to reject",
-            SetId::NoLocalEndpoints => "service addresses to drop",
-            SetId::NoLocalEndpointsNodePorts => "node ports to drop",
+            SetId::Unserved => "service addresses without endpoints",
+            SetId::UnservedNodePorts => "node ports without endpoints",
+            SetId::Dropped => "those of them to drop, not to reject",
+            SetId::DroppedNodePorts => "those of them to drop, not to reject",
             SetId::Restricted => "service addresses with source ranges",
             SetId::AllowedSources => "who may use restricted addresses",
             SetId::ClusterAddresses => "all cluster addresses",
             SetId::Hairpin => "local endpoints that may connect to themselves",
             SetId::NodeAddresses => "addresses with node ports",
             SetId::Affinity => "clients of sticky services: entry",
-            SetId::Kinds => "kind of a route: chain",
             SetId::Classes => "class of a route: chain",
+            SetId::Redraws => "class of a route: chain that draws again",
         }
     }
 
@@ -156,10 +156,8 @@ impl SetId {
             SetId::StickySlots => map(vec![ClassId, Integer], vec![ClassId]),
             SetId::StickyEndpoints => map(vec![ClassId], vec![address, Service]),
             SetId::StickyNames => map(vec![Integer, Integer], vec![ClassId]),
-            SetId::NoEndpoints | SetId::NoLocalEndpoints | SetId::Restricted => {
-                set(vec![address, Protocol, Service])
-            }
-            SetId::NoEndpointsNodePorts | SetId::NoLocalEndpointsNodePorts => set(vec![Protocol, Service]),
+            SetId::Unserved | SetId::Dropped | SetId::Restricted => set(vec![address, Protocol, Service]),
+            SetId::UnservedNodePorts | SetId::DroppedNodePorts => set(vec![Protocol, Service]),
             SetId::AllowedSources => set(vec![address, Protocol, Service, address]).flags(SetFlags::INTERVAL),
             SetId::ClusterAddresses | SetId::NodeAddresses => set(vec![address]),
             SetId::Hairpin => set(vec![address, address, Protocol, Service]),
@@ -167,7 +165,7 @@ impl SetId {
                 .flags(SetFlags::DYNAMIC)
                 .size(AFFINITY_SIZE)
                 .timeout(AFFINITY_TIMEOUT),
-            SetId::Kinds | SetId::Classes => Set::verdict_map(table, self.name(), vec![ClassId]),
+            SetId::Classes | SetId::Redraws => Set::verdict_map(table, self.name(), vec![ClassId]),
         };
         set.comment(self.comment())
     }

@@ -2,6 +2,7 @@
 //!
 //!     cargo bench -p portwarden-nftables --bench nftables
 //!     BENCH=quick cargo bench -p portwarden-nftables --bench nftables
+//!     cargo bench -p portwarden-nftables --bench nftables -- connect      (only that part: updates, connect, memory, choices)
 //!
 //! Prints figures as they come, then a table, and writes them to `bench/nftables.json` in the target folder; judges nothing. Needs root:
 //! everything happens in network namespaces of its own. The baseline is the `nft` program alone: what kube-proxy itself does before
@@ -53,16 +54,35 @@ impl Effort {
 /// Clusters that are loaded and changed.
 const SHAPES: [Shape; 3] = [Shape::new(1_000, 10), Shape::new(5_000, 50), Shape::new(30_000, 4)];
 
+/// A part of the benchmark.
+type Part = fn(Effort, &mut Report) -> Result<()>;
+
+const PARTS: [(&str, Part); 4] = [
+    ("updates", updates::run),
+    ("connect", connect::run),
+    ("memory", memory::run),
+    ("choices", choices::run),
+];
+
 fn main() -> Result<()> {
-    let mut arguments = std::env::args().skip_while(|argument| argument != memory::CHILD).skip(1);
-    if let Some(shape) = arguments.next() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [flag, shape] = arguments.as_slice()
+        && flag == memory::CHILD
+    {
         return memory::child(shape.parse()?);
+    }
+    // Cargo adds a flag of its own.
+    let wanted: Vec<&str> =
+        arguments.iter().map(String::as_str).filter(|argument| !argument.starts_with("--")).collect();
+    if let Some(unknown) = wanted.iter().find(|name| PARTS.iter().all(|(part, _)| part != *name)) {
+        bail!("there is no part {unknown}; the parts are {}", PARTS.map(|(name, _)| name).join(", "));
     }
     let effort = Effort::from_environment()?;
     let mut report = Report::new(effort);
-    updates::run(effort, &mut report).context("loading and changing services")?;
-    connect::run(effort, &mut report).context("connecting to services")?;
-    memory::run(&mut report).context("measuring memory")?;
-    choices::run(effort, &mut report).context("trying other layouts")?;
+    for (name, part) in PARTS {
+        if wanted.is_empty() || wanted.contains(&name) {
+            part(effort, &mut report).with_context(|| format!("the part {name}"))?;
+        }
+    }
     report.finish()
 }

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use portwarden_model::Family;
 use serde_json::{Value, json};
 
+use crate::Effort;
 use crate::measure::{self, Dice};
 use crate::report::{Figure, Report, Side};
 use crate::updates::{LoadedNode, MEMORY};
@@ -20,7 +21,7 @@ pub(crate) const CHILD: &str = "--memory";
 /// Changes after which memory is measured again.
 const CHANGES: usize = 2_000;
 
-pub(crate) fn run(report: &mut Report) -> Result<()> {
+pub(crate) fn run(_: Effort, report: &mut Report) -> Result<()> {
     let [_, sizes @ ..] = crate::SHAPES;
     for shape in sizes {
         report.begin(&format!("memory with {shape}"));
