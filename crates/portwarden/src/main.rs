@@ -2,6 +2,12 @@
 
 use std::process::ExitCode;
 
+use portwarden_profiling::SamplingAllocator;
+
+/// The system's allocator; it looks at allocations only while profiling is switched on.
+#[global_allocator]
+static ALLOCATOR: SamplingAllocator = SamplingAllocator;
+
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().map(|argument| argument.to_string_lossy().into_owned());
     let called_as = arguments.next().unwrap_or_default();

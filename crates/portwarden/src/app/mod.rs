@@ -87,6 +87,8 @@ impl App {
     pub async fn start(order: Order, logs: Arc<Logs>) -> anyhow::Result<App> {
         let started = Moment::now();
         let settled = &order.settled;
+        // First: a heap profile knows nothing of what was allocated before.
+        portwarden_profiling::sample_heap(settled.servers.profiling);
         let node = host::node_name(settled.hostname_override.as_deref())?;
         let metrics = Metrics::new(&crate::version::build_info(&order.version))?;
         metrics.feature_gates(settled.gates.iter().map(|(gate, on)| (gate.name, gate.stage.label(), on)))?;

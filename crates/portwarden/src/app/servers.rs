@@ -51,6 +51,7 @@ impl Servers {
 
     /// Shows another configuration.
     pub(super) fn show(&self, settled: &Settled) {
+        portwarden_profiling::sample_heap(settled.servers.profiling);
         self.pages.show(shown(settled));
     }
 

@@ -1,7 +1,4 @@
 //! `/debug`: for an operator who looks for a fault. Exists only with profiling switched on.
-//!
-//! There is no Go runtime in here that could sample itself, and a sampler inside a process with signal handlers is a risk that a node's
-//! network should not take; the index page says how to profile from outside instead.
 
 use std::fmt::Write;
 use std::fs;
@@ -13,6 +10,9 @@ use hyper::header::{HeaderValue, LOCATION};
 use hyper::{Method, StatusCode};
 use tracing::info;
 
+use portwarden_profiling::HeapView;
+
+use super::profiles;
 use crate::http::{Answer, Request, answer, not_found, text, with_header};
 use crate::logging::Verbosity;
 
@@ -25,8 +25,12 @@ pub(super) async fn debug(request: Request, verbosity: &Arc<Verbosity>) -> Answe
         "/debug/pprof" => {
             with_header(text(StatusCode::FOUND, ""), LOCATION, HeaderValue::from_static("/debug/pprof/"))
         }
-        "/debug/pprof/" => text(StatusCode::OK, index()),
+        "/debug/pprof/" => index(),
         "/debug/pprof/cmdline" => text(StatusCode::OK, std::env::args().collect::<Vec<_>>().join("\0")),
+        "/debug/pprof/profile" => profiles::cpu(request.uri().query().unwrap_or_default()).await,
+        "/debug/pprof/heap" => profiles::heap(HeapView::InUse).await,
+        "/debug/pprof/allocs" => profiles::heap(HeapView::Allocated).await,
+        "/debug/pprof/symbol" => profiles::symbol(request).await,
         "/debug/pprof/threads" => text(StatusCode::OK, threads(Path::new("/proc/self"))),
         "/debug/pprof/memory" => text(StatusCode::OK, memory(Path::new("/proc/self"))),
         "/debug/flags" | "/debug/flags/" => listing(verbosity),
@@ -35,16 +39,24 @@ pub(super) async fn debug(request: Request, verbosity: &Arc<Verbosity>) -> Answe
     }
 }
 
-fn index() -> String {
-    let id = std::process::id();
-    format!(
-        "/debug/pprof/cmdline  the command line\n\
-         /debug/pprof/threads  each thread and the processor time it has used\n\
-         /debug/pprof/memory   where memory is, as the kernel counts it\n\
-         \n\
-         Processor time by function, from outside: perf record -g -p {id} -- sleep 30; perf report\n\
-         Memory by function, from outside: heaptrack -p {id}\n"
-    )
+fn index() -> Answer {
+    let pages = [
+        ("allocs", "memory by function: all that was allocated since profiling was switched on"),
+        ("cmdline", "the command line"),
+        ("heap", "memory by function: what lives of that"),
+        ("memory", "where memory is, as the kernel counts it"),
+        ("profile?seconds=30", "processor time by function; takes that long"),
+        ("symbol", "names for addresses"),
+        ("threads", "each thread and the processor time it has used"),
+    ];
+    let rows = pages
+        .map(|(page, about)| format!("<tr><td><a href=\"{page}\">{page}</a></td><td>{about}</td></tr>\n"));
+    let page = format!(
+        "<html><head><title>/debug/pprof/</title></head><body>\n<p>profile, heap and allocs are for <code>go tool pprof</code>, for example \
+         <code>go tool pprof http://localhost:10249/debug/pprof/profile</code></p>\n<table>\n{}</table>\n</body></html>\n",
+        rows.concat()
+    );
+    answer(StatusCode::OK, "text/html; charset=utf-8", page)
 }
 
 /// Each thread and its processor time, in seconds.

@@ -5,10 +5,11 @@
 //! | `/metrics`, `/proxyMode`, `/configz` | here |
 //! | `/healthz`, `/healthz/ping`, `/metrics/slis` | `ping.rs` |
 //! | `/flagz`, `/statusz` | `zpages.rs` |
-//! | `/debug/…` | `debug.rs`, only with profiling |
+//! | `/debug/…` | `debug.rs` and `profiles.rs`, only with profiling |
 
 mod debug;
 mod ping;
+mod profiles;
 mod zpages;
 
 use std::sync::{Arc, PoisonError, RwLock};
