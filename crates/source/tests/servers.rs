@@ -5,9 +5,7 @@ mod support;
 use http::Method;
 use portwarden_model::{Event, Kind, NamespacedName};
 use portwarden_source::Health;
-use portwarden_source::kubernetes::{
-    Client, ClientOptions, EventRecorder, NewEvent, NodeError, Regarding, Severity, wait_for_node,
-};
+use portwarden_source::kubernetes::{Client, ClientOptions, EventRecorder, NewEvent, Regarding, Severity};
 use serde_json::{Value, json};
 
 use support::follower::{DEADLINE, Follower};
@@ -68,7 +66,7 @@ async fn everything_works(mut server: Server) {
     if let Server::Real(server) = &server {
         client_certificates_are_accepted(server).await;
     }
-    the_node_is_waited_for(&server).await;
+    the_node_is_followed(&server).await;
     events_are_recorded(&server).await;
     a_restart_is_survived(&mut server).await;
 }
@@ -145,20 +143,22 @@ async fn client_certificates_are_accepted(server: &RealServer) {
     follower.task.abort();
 }
 
-async fn the_node_is_waited_for(server: &Server) {
+async fn the_node_is_followed(server: &Server) {
     let client = client(server.kubeconfig("proxier", "token: proxier")).await;
     let addresses = json!({"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}});
     let cidrs = json!({"spec": {"podCIDR": "10.244.0.0/24", "podCIDRs": ["10.244.0.0/24"]}});
-    let wait = wait_for_node(&client, "node-a", true, |_| {});
-    let change = async {
-        server.send(Method::PATCH, &format!("{NODES}/node-a/status"), addresses).await;
-        server.send(Method::PATCH, &format!("{NODES}/node-a"), cidrs).await;
+    let mut follower = Follower::start(client, "node-a");
+    follower.until_listed().await;
+    server.send(Method::PATCH, &format!("{NODES}/node-a/status"), addresses).await;
+    server.send(Method::PATCH, &format!("{NODES}/node-a"), cidrs).await;
+    let is_complete = |event: &Event| match event {
+        Event::NodeApplied(node) => {
+            node.ips == [std::net::IpAddr::from([192, 0, 2, 1])] && node.pod_cidrs.len() == 1
+        }
+        _ => false,
     };
-    let (node, ()) = tokio::join!(tokio::time::timeout(DEADLINE, wait), change);
-    let node = node.expect("in time").expect("it is there").expect("it is there");
-    assert_eq!(node.ips, [std::net::IpAddr::from([192, 0, 2, 1])]);
-    assert_eq!(node.pod_cidrs.len(), 1);
-    assert_eq!(NodeError::Missing("x".into()).to_string(), "timeout waiting for node \"x\" to exist");
+    let key = (Kind::Node, "node-a".to_owned());
+    follower.until("the Node has all it needs", |f| f.objects.get(&key).is_some_and(is_complete)).await;
 }
 
 async fn events_are_recorded(server: &Server) {

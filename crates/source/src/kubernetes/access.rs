@@ -9,6 +9,8 @@ use kube::config::{AuthInfo, Cluster, Kubeconfig};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
+use super::proxy::Proxies;
+
 /// Why there is no way to talk to an API server. Nothing of this goes away by itself.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
@@ -69,7 +71,7 @@ pub(crate) struct Surroundings {
     pub(crate) service_port: Option<String>,
     /// Where a pod's service account is mounted.
     pub(crate) service_account: PathBuf,
-    pub(crate) proxies: Matcher,
+    pub(crate) proxies: Proxies,
 }
 
 impl Surroundings {
@@ -80,7 +82,7 @@ impl Surroundings {
             service_host: variable("KUBERNETES_SERVICE_HOST"),
             service_port: variable("KUBERNETES_SERVICE_PORT"),
             service_account: PathBuf::from("/var/run/secrets/kubernetes.io/serviceaccount"),
-            proxies: Matcher::from_env(),
+            proxies: Proxies::of_process(),
         }
     }
 }
@@ -111,7 +113,7 @@ impl Access {
             (None, None) => from_pod(surroundings)?,
         };
         if access.proxy.is_none() {
-            access.proxy = surroundings.proxies.intercept(&access.config.cluster_url);
+            access.proxy = surroundings.proxies.towards(&access.config.cluster_url);
         }
         Ok(access)
     }
@@ -284,7 +286,11 @@ mod tests {
             service_host: Some("fd00::1".into()),
             service_port: Some("6443".into()),
             service_account: account.to_owned(),
-            proxies: Matcher::builder().https("http://proxy:3128").no("inside,10.0.0.0/8").build(),
+            proxies: Proxies {
+                https: "http://proxy:3128".to_owned(),
+                no: "inside,10.0.0.0/8".to_owned(),
+                ..Proxies::default()
+            },
         }
     }
 

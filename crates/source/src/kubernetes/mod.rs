@@ -21,8 +21,8 @@ mod error;
 mod intake;
 mod limiter;
 mod list;
-mod node;
 mod patience;
+mod proxy;
 mod recorder;
 mod reflector;
 mod resource;
@@ -34,7 +34,6 @@ use portwarden_model::manifest;
 pub use access::AccessError;
 pub use client::{Client, ClientOptions, Observation, Observer};
 pub use error::RequestError;
-pub use node::{NodeError, wait_for_node};
 pub use recorder::{EventRecorder, NewEvent, Regarding, Severity};
 pub use token::TokenError;
 
