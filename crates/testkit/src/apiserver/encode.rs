@@ -122,7 +122,12 @@ fn json_list<'a>(resource: Resource, meta: &ListMeta, items: impl Iterator<Item 
 
 /// One object.
 pub(super) fn object(media: Media, stored: &Stored) -> Bytes {
-    typed(media, stored.resource(), stored.protobuf(), stored.json())
+    // Each medium costs time, and a client wants one of them.
+    let content = match media {
+        Media::Protobuf => stored.protobuf(),
+        Media::Json => stored.json(),
+    };
+    typed(media, stored.resource(), content)
 }
 
 /// An event of a watch.
@@ -133,7 +138,11 @@ pub(super) fn event(media: Media, kind: &str, stored: &Stored) -> Bytes {
 /// A bookmark.
 pub(super) fn bookmark_event(media: Media, resource: Resource, version: u64, ends_initial: bool) -> Bytes {
     let (protobuf, json) = bookmark(resource, version, ends_initial);
-    frame(media, "BOOKMARK", &typed(media, resource, &protobuf, &json))
+    let content = match media {
+        Media::Protobuf => protobuf,
+        Media::Json => json,
+    };
+    frame(media, "BOOKMARK", &typed(media, resource, &content))
 }
 
 /// The event that ends a watch with an error.
@@ -141,13 +150,13 @@ pub(super) fn error_event(media: Media, refusal: &Refusal) -> Bytes {
     frame(media, "ERROR", &refusal.encode(media))
 }
 
-fn typed(media: Media, resource: Resource, protobuf: &[u8], json: &[u8]) -> Bytes {
+fn typed(media: Media, resource: Resource, content: &[u8]) -> Bytes {
     match media {
-        Media::Protobuf => envelope(&resource.api_version(), resource.kind_name(), protobuf),
+        Media::Protobuf => envelope(&resource.api_version(), resource.kind_name(), content),
         Media::Json => {
             let head =
                 format!(r#"{{"kind":"{}","apiVersion":"{}","#, resource.kind_name(), resource.api_version());
-            [head.as_bytes(), json.get(1..).unwrap_or_default()].concat().into()
+            [head.as_bytes(), content.get(1..).unwrap_or_default()].concat().into()
         }
     }
 }

@@ -242,17 +242,23 @@ fn protobuf(object: &Object) -> Vec<u8> {
     let mut metadata = metadata(object).encode_to_vec();
     metadata.extend_from_slice(&additions(object).encode_to_vec());
     put_field(&mut bytes, 1, &metadata);
-    let mut rest = object.clone();
-    *metadata_mut(&mut rest) = Metadata::default();
-    if let Object::Slice(slice) = &mut rest {
-        for (index, endpoint) in std::mem::take(&mut slice.endpoints).iter().enumerate() {
-            let mut endpoint = endpoint.encode_to_vec();
-            let Object::Slice(original) = object else { continue };
-            put_field(&mut endpoint, 4, &target_reference(original, index).encode_to_vec());
-            put_field(&mut bytes, 2, &endpoint);
-        }
-    }
     // Empty metadata are the two bytes that everything begins with.
+    let rest = match object {
+        Object::Slice(slice) => {
+            for (index, endpoint) in slice.endpoints.iter().enumerate() {
+                let mut endpoint = endpoint.encode_to_vec();
+                put_field(&mut endpoint, 4, &target_reference(slice, index).encode_to_vec());
+                put_field(&mut bytes, 2, &endpoint);
+            }
+            let (address_type, ports) = (slice.address_type.clone(), slice.ports.clone());
+            Object::Slice(EndpointSlice { address_type, ports, ..EndpointSlice::default() })
+        }
+        other => {
+            let mut rest = other.clone();
+            *metadata_mut(&mut rest) = Metadata::default();
+            rest
+        }
+    };
     bytes.extend(plain_protobuf(&rest).into_iter().skip(2));
     bytes
 }
