@@ -66,6 +66,7 @@ fn follows_a_cluster_and_says_that_it_started() -> Result<()> {
     );
     let (_, metrics) = rig.get(METRICS, "/metrics")?;
     ensure!(metrics.contains("rest_client_requests_total{code=\"200\""), "{metrics}");
+    ensure!(metrics.contains("rest_client_transport_create_calls_total{result=\"miss\"} 1\n"), "{metrics}");
     Ok(())
 }
 
@@ -155,5 +156,27 @@ fn a_port_that_cannot_be_opened_is_told_to_the_service() -> Result<()> {
         note.starts_with("node node-a failed to start healthcheck \"demo/local\" on port 31000: "),
         "{note}"
     );
+    Ok(())
+}
+
+#[test]
+fn a_server_that_must_have_its_port_tells_why_the_process_ends() -> Result<()> {
+    for (port, reason) in
+        [(HEALTH, "FailedToStartProxierHealthcheck"), (METRICS, "FailedToStartMetricServer")]
+    {
+        let mut rig = Rig::new()?;
+        let server = cluster(&rig)?;
+        let _taken = {
+            let _entered = rig.node().namespace().enter()?;
+            std::net::TcpListener::bind(("127.0.0.1", port))?
+        };
+        let addresses = ["--healthz-bind-address=127.0.0.1:10256", "--bind-address-hard-fail"];
+        start(&mut rig, &server, &addresses)?;
+        rig.wait_for_log("\"command failed\"")?;
+        let events = server.events();
+        let told = event(&events, reason).with_context(|| format!("no Event {reason}: {events:?}"))?;
+        ensure!(told["type"] == "Warning" && told["action"] == "StartKubeProxy", "{told}");
+        ensure!(told["note"].as_str().is_some_and(|note| note.contains("cannot listen on")), "{told}");
+    }
     Ok(())
 }

@@ -255,6 +255,23 @@ async fn the_metrics_port_has_the_pages_of_the_reference() {
 }
 
 #[tokio::test]
+async fn metrics_are_compressed_for_those_who_take_it() {
+    let (address, _) = start(Limits::default(), pages(false).handler());
+    let mut stream = TcpStream::connect(address).await.expect("connects");
+    let request = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAccept-Encoding: gzip\r\n\r\n";
+    stream.write_all(request).await.expect("writes");
+    let mut answer = Vec::new();
+    tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await.expect("answers").expect("reads");
+    let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").expect("a head");
+    let head = String::from_utf8_lossy(&answer[..end]);
+    assert!(head.contains("content-encoding: gzip") && head.contains("process-start-time-unix: "), "{head}");
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut flate2::read::GzDecoder::new(&answer[end + 4..]), &mut text)
+        .expect("gzip");
+    assert!(text.contains("\nkubeproxy_sync_proxy_rules_service_changes_total 0\n"), "{text}");
+}
+
+#[tokio::test]
 async fn slis_appear_after_a_health_check_and_can_be_reset() {
     let (address, _) = start(Limits::default(), pages(false).handler());
     assert!(!get(address, "/metrics/slis", "").await.contains("kubernetes_healthcheck"));

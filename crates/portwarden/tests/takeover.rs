@@ -8,8 +8,7 @@ mod support;
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -62,7 +61,7 @@ fn nobody_notices_other_rules_with_iptables_legacy() -> Result<()> {
 
 fn take_over(variant: &str, recording: &str) -> Result<()> {
     let mut rig = Rig::new()?;
-    use_variant(&mut rig, variant)?;
+    rig.use_iptables(variant)?;
     play_endpoints(&rig)?;
     load(&rig, recording)?;
     let established = established(&rig)?;
@@ -87,31 +86,6 @@ fn take_over(variant: &str, recording: &str) -> Result<()> {
         assert_same(&saved(&rig, program)?, &expected, &format!("{program} after the clean-up"));
     }
     Ok(())
-}
-
-/// Makes a variant of iptables the one in PATH, with a lock of its own.
-fn use_variant(rig: &mut Rig, variant: &str) -> Result<()> {
-    let folder = rig.path("bin");
-    fs::create_dir(&folder)?;
-    for (program, _) in FAMILIES {
-        for kind in ["", "-save", "-restore"] {
-            let target = find(&format!("{program}-{variant}{kind}"))?;
-            symlink(target, folder.join(format!("{program}{kind}")))?;
-        }
-    }
-    let path = std::env::var("PATH").context("PATH is set")?;
-    let lock = rig.path("xtables.lock");
-    rig.env("PATH", format!("{}:{path}", folder.display()));
-    rig.env("XTABLES_LOCKFILE", lock);
-    Ok(())
-}
-
-fn find(program: &str) -> Result<PathBuf> {
-    let path = std::env::var_os("PATH").context("PATH is set")?;
-    let mut folders = std::env::split_paths(&path).map(|folder| folder.join(program));
-    folders
-        .find(|file| file.exists())
-        .with_context(|| format!("{program} is not installed; install iptables"))
 }
 
 /// Gives the recorded addresses to pods, which serve there.

@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use portwarden_model::{PacerConfig, PerFamily, PodTraffic};
+use portwarden_source::kubernetes::{NewEvent, Regarding, Severity};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tracing::{debug, error, info, warn};
@@ -38,6 +39,7 @@ use crate::events::Events;
 use crate::flags::{Flags, Program};
 use crate::health::{ServicePorts, ServicePortsContext, SharedHealth};
 use crate::host::{self, FamilySupport, HostAddresses, Kernel};
+use crate::http::BindError;
 use crate::logging::{Logs, chain};
 use crate::metrics::Metrics;
 
@@ -112,7 +114,13 @@ impl App {
             published,
             clock: Box::new(Moment::now),
         })?;
-        let servers = Servers::start(&order, &health, &metrics, &logs).await?;
+        let servers = match Servers::start(&order, &health, &metrics, &logs).await {
+            Ok(servers) => servers,
+            Err(error) => {
+                source::last_words(settled, &order.version, cannot_listen(&node, &error)).await;
+                return Err(error.into());
+            }
+        };
         let source =
             RunningSource::start(settled, &node, &order.version, &engine, &metrics.rest_client).await?;
         events.attach(&node, source.recorder());
@@ -251,6 +259,21 @@ fn check_against_node(settled: Settled, families: FamilySupport) -> Check {
         }
         verdict.fatal.map_or(Ok(()), Err)
     })
+}
+
+/// What to tell about a server that cannot have its address when the operator wants the process to end then.
+fn cannot_listen(node: &str, error: &BindError) -> NewEvent {
+    let reason = match error.server() {
+        servers::HEALTH => "FailedToStartProxierHealthcheck",
+        _ => "FailedToStartMetricServer",
+    };
+    NewEvent {
+        regarding: Regarding::Node(node.to_owned()),
+        severity: Severity::Warning,
+        reason: reason.to_owned(),
+        action: "StartKubeProxy".to_owned(),
+        note: chain(error),
+    }
 }
 
 /// Deprecations are worth an Event; the log has them already.

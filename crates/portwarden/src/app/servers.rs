@@ -12,6 +12,9 @@ use crate::logging::Logs;
 use crate::metrics::Metrics;
 use crate::status::{Identity, Pages, Shown};
 
+/// The name of the health server.
+pub(super) const HEALTH: &str = "healthz";
+
 /// The running servers.
 pub(super) struct Servers {
     health: SharedHealth,
@@ -62,7 +65,7 @@ impl Servers {
         }
         let Some(address) = settled.servers.healthz else { return Ok(()) };
         let handler = health::handler(self.health.clone(), self.metrics.health.clone());
-        self.healthz = Some(self.server("healthz", address, settled.servers.hard_fail, handler)?);
+        self.healthz = Some(self.server(HEALTH, address, settled.servers.hard_fail, handler)?);
         Ok(())
     }
 

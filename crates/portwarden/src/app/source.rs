@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use portwarden_source::Sink;
 use portwarden_source::files::Files;
-use portwarden_source::kubernetes::{Client, ClientOptions, EventRecorder, Kubernetes, Observer};
+use portwarden_source::kubernetes::{Client, ClientOptions, EventRecorder, Kubernetes, NewEvent, Observer};
 use tokio::task::JoinSet;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::config::{ApiClient, Settled, Source};
 use crate::engine::{Handle, Message};
@@ -16,6 +17,9 @@ use crate::metrics::{RestClientMetrics, go_architecture};
 
 /// So many events may wait for the engine before the source is held back.
 const EVENTS_IN_FLIGHT: u32 = 16 * 1024;
+
+/// So long a process that cannot run waits for its last Event to be told.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// Under this name Events are told, as those of the reference are.
 const CONTROLLER: &str = "kube-proxy";
@@ -48,8 +52,8 @@ impl RunningSource {
             Source::Api(api) => {
                 let client = Client::new(options(api, version), Some(observer(metrics.clone()))).await?;
                 info!(server = client.server(), identity = client.identity(), "Following an API server");
-                let instance = format!("{CONTROLLER}-{}", host_name());
-                let (recorder, record) = EventRecorder::new(client.clone(), CONTROLLER, &instance);
+                let (recorder, record) = recorder(&client);
+                metrics.connected();
                 tasks.spawn(Kubernetes::new(client, node).run(sink));
                 // Ends with the last recorder; until then it is no part of the source whose end matters.
                 tokio::spawn(record);
@@ -67,6 +71,27 @@ impl RunningSource {
     pub(super) async fn ended(&mut self) {
         self.tasks.join_next().await;
     }
+}
+
+/// Tells a last Event before the process ends, if there is an API to tell it to and it answers soon.
+pub(super) async fn last_words(settled: &Settled, version: &str, event: NewEvent) {
+    let Source::Api(api) = &settled.source else { return };
+    let told = tokio::time::timeout(LAST_WORDS, async {
+        let client = Client::new(options(api, version), None).await?;
+        let (recorder, record) = recorder(&client);
+        recorder.record(event);
+        // Everything is told once nobody can record any more.
+        drop(recorder);
+        record.await;
+        anyhow::Ok(())
+    });
+    if !matches!(told.await, Ok(Ok(()))) {
+        warn!("The API server could not be told why the process ends");
+    }
+}
+
+fn recorder(client: &Client) -> (EventRecorder, impl Future<Output = ()> + Send + use<>) {
+    EventRecorder::new(client.clone(), CONTROLLER, &format!("{CONTROLLER}-{}", host_name()))
 }
 
 fn options(api: &ApiClient, version: &str) -> ClientOptions {
@@ -94,6 +119,9 @@ fn observer(metrics: RestClientMetrics) -> Observer {
         metrics.took(seen.method, seen.host, seen.duration);
         metrics.waited(seen.method, seen.host, seen.limited);
         metrics.sent(seen.method, seen.host, seen.request_size);
+        if let Some(size) = seen.response_size {
+            metrics.received(seen.method, seen.host, size);
+        }
     })
 }
 

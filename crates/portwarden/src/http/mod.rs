@@ -8,7 +8,7 @@ mod listen;
 mod serve;
 mod server;
 
-pub use answer::{Answer, answer, json, not_found, text, with_header};
+pub use answer::{Answer, answer, compressible, json, not_found, text, with_header};
 pub use listen::{Sockets, bind};
 pub use serve::{Handler, Limits, Request, serve};
 pub use server::{BindError, Plan, Server};

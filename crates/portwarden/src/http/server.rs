@@ -25,6 +25,13 @@ pub struct BindError {
     source: io::Error,
 }
 
+impl BindError {
+    /// The name of the server.
+    pub fn server(&self) -> &'static str {
+        self.name
+    }
+}
+
 /// What a server is made of.
 pub struct Plan {
     /// Its name in messages.

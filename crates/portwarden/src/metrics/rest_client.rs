@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use prometheus::{HistogramVec, IntCounterVec};
+use prometheus::{Gauge, HistogramVec, IntCounterVec};
 
 use super::{MetricError, Part};
 
@@ -13,6 +13,9 @@ pub struct RestClientMetrics {
     duration: HistogramVec,
     rate_limiter: HistogramVec,
     request_size: HistogramVec,
+    response_size: HistogramVec,
+    transports: Gauge,
+    transports_made: IntCounterVec,
 }
 
 impl RestClientMetrics {
@@ -48,6 +51,21 @@ impl RestClientMetrics {
                 labels,
                 bytes(),
             )?,
+            response_size: part.histograms(
+                "rest_client_response_size_bytes",
+                "[ALPHA] Bytes in an answer of the API server, where it says so beforehand",
+                labels,
+                bytes(),
+            )?,
+            transports: part.gauge(
+                "rest_client_transport_cache_entries",
+                "[ALPHA] Connections to API servers that are kept",
+            )?,
+            transports_made: part.counters(
+                "rest_client_transport_create_calls_total",
+                "[ALPHA] Connections to API servers that were set up",
+                &["result"],
+            )?,
         })
     }
 
@@ -66,7 +84,19 @@ impl RestClientMetrics {
         self.rate_limiter.with_label_values(&[verb, host]).observe(duration.as_secs_f64());
     }
 
-    /// How many bytes a request had. Answers are streams of any length and are not measured.
+    /// A client was made; it replaces the one before.
+    pub fn connected(&self) {
+        self.transports.set(1.0);
+        self.transports_made.with_label_values(&["miss"]).inc();
+    }
+
+    /// How many bytes an answer has. Those of lists and watches are streams of any length.
+    #[expect(clippy::cast_precision_loss, reason = "sizes fit")]
+    pub fn received(&self, verb: &str, host: &str, bytes: u64) {
+        self.response_size.with_label_values(&[verb, host]).observe(bytes as f64);
+    }
+
+    /// How many bytes a request had.
     pub fn sent(&self, verb: &str, host: &str, bytes: usize) {
         self.request_size.with_label_values(&[verb, host]).observe(bytes as f64);
     }

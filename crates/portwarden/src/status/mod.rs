@@ -17,7 +17,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use hyper::StatusCode;
 use hyper::header::{HeaderName, HeaderValue};
 
-use crate::http::{Answer, Handler, Request, answer, json, not_found, text, with_header};
+use crate::http::{Answer, Handler, Request, compressible, json, not_found, text, with_header};
 use crate::logging::Verbosity;
 use crate::metrics::{CONTENT_TYPE, Metrics, go_float};
 
@@ -96,7 +96,7 @@ impl Pages {
     async fn answer(&self, request: Request) -> Answer {
         let shown = self.0.shown.read().unwrap_or_else(PoisonError::into_inner).clone();
         match request.uri().path() {
-            "/metrics" => self.metrics(),
+            "/metrics" => self.metrics(&request),
             "/proxyMode" => text(StatusCode::OK, shown.mode),
             "/configz" => json(StatusCode::OK, shown.configz),
             "/healthz" => self.0.ping.healthz(request.uri().query().unwrap_or("")),
@@ -111,9 +111,9 @@ impl Pages {
         }
     }
 
-    fn metrics(&self) -> Answer {
+    fn metrics(&self, request: &Request) -> Answer {
         let started = HeaderValue::from_str(&go_float(self.0.identity.started));
-        let answer = answer(StatusCode::OK, CONTENT_TYPE, self.0.metrics.text());
+        let answer = compressible(request.headers(), StatusCode::OK, CONTENT_TYPE, self.0.metrics.text());
         match started {
             Ok(started) => with_header(answer, HeaderName::from_static("process-start-time-unix"), started),
             Err(_) => answer,

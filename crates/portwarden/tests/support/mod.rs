@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -79,6 +80,28 @@ impl Rig {
     /// Sets a variable in the environment of everything that [`Rig::program`] and [`Rig::command`] run from now on.
     pub(crate) fn env(&mut self, name: &'static str, value: impl Into<OsString>) {
         self.environment.push((name, value.into()));
+    }
+
+    /// Makes a variant of iptables (`nft` or `legacy`) the one in PATH, in the folder `bin`, with a lock of its own.
+    pub(crate) fn use_iptables(&mut self, variant: &str) -> Result<()> {
+        fs::create_dir(self.path("bin"))?;
+        for program in ["iptables", "ip6tables"] {
+            for kind in ["", "-save", "-restore"] {
+                self.link_iptables(program, variant, kind)?;
+            }
+        }
+        let path = std::env::var("PATH").context("PATH is set")?;
+        self.env("PATH", format!("{}:{path}", self.path("bin").display()));
+        self.env("XTABLES_LOCKFILE", self.path("xtables.lock"));
+        Ok(())
+    }
+
+    /// Puts one of these programs (kind `""`, `-save` or `-restore`) where [`Rig::use_iptables`] has them.
+    pub(crate) fn link_iptables(&self, program: &str, variant: &str, kind: &str) -> Result<()> {
+        let target = find(&format!("{program}-{variant}{kind}"))?;
+        let fresh = self.path(".link");
+        symlink(target, &fresh)?;
+        Ok(fs::rename(fresh, self.path("bin").join(format!("{program}{kind}")))?)
     }
 
     /// The program on the node, yet without arguments.
@@ -156,6 +179,13 @@ impl Rig {
             Ok(self.node().probe().impatient().tcp(address)?.is_answered())
         })
     }
+}
+
+/// Where a program is installed.
+fn find(program: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").context("PATH is set")?;
+    let mut files = std::env::split_paths(&path).map(|folder| folder.join(program));
+    files.find(|file| file.exists()).with_context(|| format!("{program} is not installed; install iptables"))
 }
 
 pub(crate) fn cluster_cidr() -> String {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER, USER_AGENT};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, USER_AGENT};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use kube::client::Body;
@@ -76,6 +76,8 @@ pub struct Observation<'a> {
     pub limited: Duration,
     /// Bytes of the request's body.
     pub request_size: usize,
+    /// Bytes of the answer's body, if the answer says so; a stream does not.
+    pub response_size: Option<u64>,
 }
 
 /// Takes observations.
@@ -197,6 +199,7 @@ impl Client {
                 duration: start.elapsed(),
                 limited,
                 request_size,
+                response_size: code.and_then(length),
             });
         }
         match answer {
@@ -308,6 +311,11 @@ impl Connection {
     }
 }
 
+/// The length that an answer announces.
+fn length(answer: &Response<Body>) -> Option<u64> {
+    answer.headers().get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
 fn first_line(text: &[u8], status: StatusCode) -> String {
     let text = String::from_utf8_lossy(text);
     let line: String = text.lines().next().unwrap_or_default().chars().take(200).collect();
@@ -329,4 +337,19 @@ fn accept(options: &ClientOptions) -> String {
 pub(crate) fn media_of(answer: &Response<Body>) -> Result<Media, RequestError> {
     let header = answer.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     Media::parse(header).ok_or_else(|| RequestError::OtherMedia(header.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_length_of_an_answer_is_what_it_says() {
+        let answer = |length: &'static str| {
+            Response::builder().header(CONTENT_LENGTH, length).body(Body::empty()).expect("an answer")
+        };
+        assert_eq!(length(&answer("443")), Some(443));
+        assert_eq!(length(&answer("many")), None);
+        assert_eq!(length(&Response::new(Body::empty())), None);
+    }
 }

@@ -1,0 +1,77 @@
+//! What goes wrong between the program and iptables on one node: it is explained, the other family goes on, and it is over when its
+//! reason is.
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use anyhow::{Result, ensure};
+use support::{HEALTH, Rig, cluster_cidr, node, service, slice};
+
+const V4: &str = "10.96.0.53";
+const V6: &str = "fd00:10:96::53";
+
+/// A node with a Service of both families, on which `iptables-restore` is a script.
+fn node_with_broken_restore(script: &str) -> Result<Rig> {
+    let mut rig = Rig::new()?;
+    rig.use_iptables("nft")?;
+    let program = rig.path("bin").join("iptables-restore");
+    fs::remove_file(&program)?;
+    fs::write(&program, format!("#!/bin/sh\n{script}\n"))?;
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+    let pod = rig.topology.pod(0).ip();
+    rig.objects(&[
+        node(),
+        service("web", V4, V6, "TCP", ""),
+        slice("web", "TCP", &[(pod.v4.into(), "node-a")], 8080),
+        slice("web", "TCP", &[(pod.v6.into(), "node-a")], 8080),
+    ])?;
+    let cidr = cluster_cidr();
+    rig.start(&["--proxy-mode=iptables", "--cluster-cidr", &cidr, "--iptables-sync-period=1s", "-v=2"])?;
+    Ok(rig)
+}
+
+fn last_sync(family: &str) -> String {
+    format!("kubeproxy_sync_proxy_rules_last_timestamp_seconds{{ip_family=\"{family}\"}}")
+}
+
+/// The reason is told with advice, IPv6 is in force, health turns, and IPv4 comes when the program works again.
+fn is_explained_and_overcome(script: &str, explanation: &str) -> Result<()> {
+    let rig = node_with_broken_restore(script)?;
+    rig.wait_until("the first sync of the other family", || Ok(rig.metric(&last_sync("IPv6"))? > 0.0))?;
+    rig.wait_for_log(explanation)?;
+    rig.wait_until("health to turn", || Ok(rig.get(HEALTH, "/healthz")?.0 == 503))?;
+    ensure!(rig.metric(&last_sync("IPv4")).unwrap_or(0.0) == 0.0, "IPv4 cannot be in force");
+    let failures = "kubeproxy_sync_proxy_rules_iptables_restore_failures_total";
+    let failed = rig.metric(&format!("{failures}{{ip_family=\"IPv4\"}}"))?;
+    ensure!(failed > 0.0, "failures are counted");
+
+    rig.link_iptables("iptables", "nft", "-restore")?;
+    rig.wait_until("the first sync", || Ok(rig.metric(&last_sync("IPv4"))? > 0.0))?;
+    rig.wait_until("health to be back", || Ok(rig.get(HEALTH, "/healthz")?.0 == 200))
+}
+
+#[test]
+fn a_missing_match_is_explained_and_overcome() -> Result<()> {
+    is_explained_and_overcome(
+        "echo \"iptables-restore v1.8.9 (nf_tables): Couldn't load match \\`recent':No such file or directory\" >&2\n\
+         echo 'Error occurred at line: 2' >&2\nexit 2",
+        "the installed iptables lacks this extension",
+    )
+}
+
+#[test]
+fn a_missing_kernel_module_is_explained_and_overcome() -> Result<()> {
+    is_explained_and_overcome(
+        "echo 'iptables-restore v1.8.9 (nf_tables): ' >&2\n\
+         echo 'line 2: RULE_APPEND failed (No such file or directory): rule in chain KUBE-SERVICES' >&2\n\
+         echo 'Warning: Extension recent revision 0 not supported, missing kernel module?' >&2\nexit 4",
+        "load the kernel module of this match or target",
+    )
+}
+
+#[test]
+fn a_program_that_cannot_run_is_explained_and_overcome() -> Result<()> {
+    is_explained_and_overcome("exit 127", "iptables-restore")
+}
