@@ -64,14 +64,14 @@ fn a_missing_match_is_explained_and_overcome() -> Result<()> {
 #[test]
 fn a_missing_kernel_module_is_explained_and_overcome() -> Result<()> {
     is_explained_and_overcome(
-        "echo 'iptables-restore v1.8.9 (nf_tables): ' >&2\n\
-         echo 'line 2: RULE_APPEND failed (No such file or directory): rule in chain KUBE-SERVICES' >&2\n\
-         echo 'Warning: Extension recent revision 0 not supported, missing kernel module?' >&2\nexit 4",
+        "echo 'Warning: Extension recent revision 0 not supported, missing kernel module?' >&2\n\
+         echo 'iptables-restore v1.8.9 (nf_tables): ' >&2\n\
+         echo 'line 2: RULE_APPEND failed (No such file or directory): rule in chain KUBE-SERVICES' >&2\nexit 4",
         "load the kernel module of this match or target",
     )
 }
 
 #[test]
 fn a_program_that_cannot_run_is_explained_and_overcome() -> Result<()> {
-    is_explained_and_overcome("exit 127", "iptables-restore")
+    is_explained_and_overcome("exit 127", "(exit status: 127): it gave no reason")
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use portwarden_model::{Desired, Isolated, NamespacedName, ProxiedService};
 
 use crate::command::{Culprit, RejectedLine};
+use crate::error::hint;
 use crate::ruleset::{Pending, Ruleset};
 use crate::transaction::Transaction;
 
@@ -70,7 +71,8 @@ impl Aside {
         let fallback = installed.service(service).filter(|_| first_time).cloned();
         pending.services.insert(service.clone(), fallback);
         if first_time {
-            let reason = format!("iptables-restore refused `{}`: {}", line.text, line.message);
+            let advice = hint(&line.message);
+            let reason = format!("iptables-restore refused `{}`: {}{advice}", line.text, line.message);
             self.isolated.push(Isolated { service: service.clone(), reason });
         }
     }

@@ -105,7 +105,7 @@ fn start_hint(source: &io::Error) -> &'static str {
 }
 
 /// What experience says about a message of the programs.
-fn hint(message: &str) -> &'static str {
+pub(crate) fn hint(message: &str) -> &'static str {
     const HINTS: [(&str, &str); 10] = [
         ("Permission denied", "; run as root with CAP_NET_ADMIN and CAP_NET_RAW"),
         ("you must be root", "; run as root with CAP_NET_ADMIN and CAP_NET_RAW"),

@@ -3,16 +3,18 @@
 /// The lines that the messages name, each once, with the reason.
 ///
 /// There are three forms: `Error occurred at line: 6` after the reason, `line 4 failed: reason` or without one, and
-/// `line 3: RULE_APPEND failed (reason): rule in chain X`.
+/// `line 3: RULE_APPEND failed (reason): rule in chain X`. What the kernel does not know is told in a warning of its own.
 pub(super) fn rejected_lines(errors: &str) -> Vec<(usize, String)> {
     let mut lines: Vec<(usize, String)> = Vec::new();
     let mut previous = "";
+    let warning = errors.lines().map(str::trim).find(|text| text.starts_with("Warning: Extension"));
+    let warning = warning.map(|text| format!("; {text}")).unwrap_or_default();
     for text in errors.lines().map(str::trim).filter(|text| !text.is_empty()) {
         let reason = if text.starts_with("Error occurred at line") { previous } else { text };
         if let Some(number) =
             line_number(text).filter(|number| lines.iter().all(|(known, _)| known != number))
         {
-            lines.push((number, without_program(reason).to_owned()));
+            lines.push((number, format!("{}{warning}", without_program(reason))));
         }
         previous = text;
     }
@@ -55,6 +57,20 @@ mod tests {
                       line 4: RULE_APPEND failed (No such file or directory): rule in chain KUBE-A\n";
         let numbers: Vec<_> = rejected_lines(errors).into_iter().map(|(number, _)| number).collect();
         assert_eq!(numbers, [3, 4]);
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_know_is_part_of_the_reason() {
+        let errors = "Warning: Extension recent revision 0 not supported, missing kernel module?\n\
+                      iptables-nft-restore v1.8.9 (nf_tables): \n\
+                      line 3: RULE_APPEND failed (No such file or directory): rule in chain KUBE-A\n";
+        let lines = rejected_lines(errors);
+        assert_eq!(lines.len(), 1);
+        assert!(
+            lines[0]
+                .1
+                .ends_with("; Warning: Extension recent revision 0 not supported, missing kernel module?")
+        );
     }
 
     #[test]
