@@ -12,7 +12,7 @@ use crate::command::{Programs, RestoreError, Variant};
 use crate::counters::Counters;
 use crate::diff;
 use crate::error::Error;
-use crate::full::FullSync;
+use crate::full;
 use crate::monitor::Monitor;
 use crate::options::Options;
 use crate::plan::Plan;
@@ -156,13 +156,13 @@ impl IptablesDataplane {
         loop {
             attempts += 1;
             // Anew for each attempt: one that failed may have changed the filter table.
-            let full =
-                FullSync::prepare(&self.programs, self.family, self.has_localhost_node_ports(desired))?;
-            let mut transaction = full.transaction(&pending);
+            let firewall_is_written = self.has_localhost_node_ports(desired);
+            let mut transaction =
+                full::transaction(&self.programs, self.family, firewall_is_written, &pending)?;
             aside.keep_chains(&mut transaction);
             match self.restore(&transaction) {
                 Ok(()) => {
-                    full.finish(&self.programs, &mut self.monitor);
+                    full::finish(&self.programs, &mut self.monitor);
                     self.refused = Refused::of(&aside, desired);
                     let report = self.acknowledge(pending, context, &transaction, aside.isolated);
                     return Ok(Report { full: true, ..report });

@@ -4,6 +4,7 @@
 //! that are right already; a chain that a tool of another version prints in yet another way is merely written once more.
 
 use std::collections::HashMap;
+use std::sync::LazyLock;
 
 use portwarden_model::Family;
 
@@ -17,22 +18,23 @@ impl<'a> Saved<'a> {
     /// Reads the output of `iptables-save` for one table.
     pub fn parse(text: &'a str) -> Self {
         let mut chains = HashMap::new();
-        let mut rest = text;
-        while let Some(line) = rest.lines().next() {
-            if let Some(declared) = line.strip_prefix(':') {
-                chains.entry(first_word(declared)).or_insert("");
-            } else if let Some(rule) = line.strip_prefix("-A ") {
-                // The rules of a chain stand together.
-                let name = first_word(rule);
-                let length =
-                    rest.lines().take_while(|line| is_rule_of(line, name)).map(|line| line.len() + 1).sum();
-                let block = rest.get(..length).unwrap_or(rest);
-                chains.insert(name, block);
-                rest = &rest[block.len()..];
-                continue;
+        // The rules of a chain stand together: its name, and where they begin.
+        let mut block: Option<(&str, usize)> = None;
+        let mut start = 0;
+        for line in text.split_inclusive('\n') {
+            let rule = line.strip_prefix("-A ").map(first_word);
+            if let Some((name, from)) = block.filter(|(name, _)| rule != Some(name)) {
+                chains.insert(name, &text[from..start]);
+                block = None;
             }
-            rest = rest.get(line.len() + 1..).unwrap_or("");
+            if let Some(name) = rule {
+                block = block.or(Some((name, start)));
+            } else if let Some(declared) = line.strip_prefix(':') {
+                chains.entry(first_word(declared)).or_insert("");
+            }
+            start += line.len();
         }
+        chains.extend(block.map(|(name, from)| (name, &text[from..])));
         Saved { chains }
     }
 
@@ -58,9 +60,11 @@ impl<'a> Saved<'a> {
         let Some(saved) = self.chains.get(chain) else { return false };
         let mut saved = saved.lines();
         let mut form = String::new();
+        let mut matches = String::new();
         let same = rules.lines().all(|rule| {
             form.clear();
-            saved_form(rule, family, &mut form);
+            matches.clear();
+            write_saved_form(rule, family, &mut matches, &mut form);
             saved.next() == Some(form.as_str())
         });
         same && saved.next().is_none()
@@ -68,17 +72,22 @@ impl<'a> Saved<'a> {
 }
 
 fn first_word(text: &str) -> &str {
-    text.split(' ').next().unwrap_or("")
+    word_end(text).map_or(text.trim_end(), |end| &text[..end])
 }
 
-fn is_rule_of(line: &str, chain: &str) -> bool {
-    line.strip_prefix("-A ").is_some_and(|rule| first_word(rule) == chain)
+/// Where the first space is.
+fn word_end(text: &str) -> Option<usize> {
+    text.bytes().position(|byte| byte == b' ')
 }
 
 /// Appends how `iptables-save` prints a rule that was given to `iptables-restore` in the form that this crate renders.
 pub fn saved_form(rule: &str, family: Family, out: &mut String) {
-    let mut form =
-        Form { family, chain: "", addresses: [None; 4], matches: String::with_capacity(rule.len() + 32) };
+    write_saved_form(rule, family, &mut String::new(), out);
+}
+
+/// The same with memory for the matches that can be used again.
+fn write_saved_form(rule: &str, family: Family, matches: &mut String, out: &mut String) {
+    let mut form = Form { family, chain: "", addresses: [None; 4], matches };
     form.read(&mut Words(rule));
     push(out, &["-A ", form.chain]);
     for (flag, address) in ADDRESSES.into_iter().zip(form.addresses) {
@@ -88,23 +97,23 @@ pub fn saved_form(rule: &str, family: Family, out: &mut String) {
             out.push_str(if family == Family::V4 { "/32" } else { "/128" });
         }
     }
-    out.push_str(&form.matches);
+    out.push_str(form.matches);
 }
 
 /// Printed before everything else, in this order.
 const ADDRESSES: [&str; 4] = ["-s", "-d", "-i", "-p"];
 
 /// A rule on its way from one form to the other.
-struct Form<'a> {
+struct Form<'a, 'm> {
     family: Family,
     chain: &'a str,
     /// The values of [`ADDRESSES`], each with whether it is negated.
     addresses: [Option<(bool, &'a str)>; 4],
     /// Matches and target, printed in the order given.
-    matches: String,
+    matches: &'m mut String,
 }
 
-impl<'a> Form<'a> {
+impl<'a> Form<'a, '_> {
     fn read(&mut self, words: &mut Words<'a>) {
         let mut negated = false;
         while let Some(word) = words.next() {
@@ -127,7 +136,7 @@ impl<'a> Form<'a> {
 
     fn read_match(&mut self, words: &mut Words<'a>) {
         let name = words.next().unwrap_or("");
-        push(&mut self.matches, &[" -m ", name]);
+        push(self.matches, &[" -m ", name]);
         if name == "recent" {
             self.read_recent(words);
         }
@@ -138,21 +147,21 @@ impl<'a> Form<'a> {
         let (_, name) = (words.next(), words.next().unwrap_or(""));
         while let Some(word) = words.peek().filter(|word| !matches!(*word, "-m" | "-j")) {
             words.next();
-            push(&mut self.matches, &[" ", word]);
+            push(self.matches, &[" ", word]);
         }
         let mask = match self.family {
             Family::V4 => "255.255.255.255",
             Family::V6 => "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
         };
-        push(&mut self.matches, &[" --name ", name, " --mask ", mask, " --rsource"]);
+        push(self.matches, &[" --name ", name, " --mask ", mask, " --rsource"]);
     }
 
     fn read_target(&mut self, words: &mut Words<'a>) {
         let target = words.next().unwrap_or("");
-        push(&mut self.matches, &[" -j ", target]);
+        push(self.matches, &[" -j ", target]);
         if target == "REJECT" {
             let kind = if self.family == Family::V4 { "icmp" } else { "icmp6" };
-            push(&mut self.matches, &[" --reject-with ", kind, "-port-unreachable"]);
+            push(self.matches, &[" --reject-with ", kind, "-port-unreachable"]);
         }
     }
 
@@ -162,7 +171,7 @@ impl<'a> Form<'a> {
             words.next();
         }
         let value = value.unwrap_or("");
-        let (out, not) = (&mut self.matches, not(negated));
+        let (out, not) = (&mut *self.matches, not(negated));
         match option {
             "--comment" => push(out, &[" --comment \"", value.trim_matches('"'), "\""]),
             "--mark" => {
@@ -171,7 +180,10 @@ impl<'a> Form<'a> {
             }
             "--or-mark" => push(out, &[" --set-xmark 0x", hex_digits(value), "/0x", hex_digits(value)]),
             "--xor-mark" => push(out, &[" --set-xmark 0x", hex_digits(value), "/0x0"]),
-            "--probability" => push(out, &[" --probability ", &stored_probability(value)]),
+            "--probability" => match PROBABILITIES.get(value) {
+                Some(known) => push(out, &[" --probability ", known]),
+                None => push(out, &[" --probability ", &stored_probability(value)]),
+            },
             // The extension really prints two spaces.
             "--nfacct-name" => push(out, &[" --nfacct-name  ", value]),
             _ if value.is_empty() => push(out, &[not, " ", option]),
@@ -196,6 +208,12 @@ fn hex_digits(text: &str) -> &str {
         digits => digits,
     }
 }
+
+/// Those of the usual pools, by how they were given: working them out takes longer than the rest of their rules.
+static PROBABILITIES: LazyLock<HashMap<String, String>> = LazyLock::new(|| {
+    let given = (2..100).map(|one_in| format!("{:.10}", 1.0 / f64::from(one_in)));
+    given.map(|given| (given.clone(), stored_probability(&given))).collect()
+});
 
 /// The kernel keeps 31 bits of a probability.
 fn stored_probability(text: &str) -> String {
@@ -223,7 +241,7 @@ impl<'a> Iterator for Words<'a> {
         }
         let end = match text.strip_prefix('"') {
             Some(quoted) => quoted.find('"').map_or(text.len(), |end| end + 2),
-            None => text.find(' ').unwrap_or(text.len()),
+            None => word_end(text).unwrap_or(text.len()),
         };
         let (word, rest) = text.split_at(end);
         self.0 = rest;
