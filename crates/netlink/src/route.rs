@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::family::{IpFamily, address};
 use crate::socket::{Protocol, Socket};
 use crate::wire::{Attributes, Malformed, Message, Messages};
+use nix::errno::Errno;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -15,6 +16,8 @@ const GET_LINK: u16 = 18;
 const NEW_ADDRESS: u16 = 20;
 const DELETE_ADDRESS: u16 = 21;
 const GET_ADDRESS: u16 = 22;
+/// The attribute of a link that holds its name.
+const LINK_NAME: u16 = 3;
 
 const NOTIFICATIONS: &str = "notifications of links and addresses";
 
@@ -94,6 +97,26 @@ impl Route {
             _ => None,
         };
         Ok(listed.into_iter().filter_map(link).collect())
+    }
+
+    /// Removes an interface; false if there is none of that name.
+    pub fn delete_link(&mut self, name: &str) -> Result<bool> {
+        let answer = self.socket.request(
+            "to delete a link",
+            |writer, flags, sequence| {
+                let mark = writer.begin_message(DELETE_LINK, flags, sequence);
+                // A header that names no interface by number.
+                writer.raw(&[0; 16]);
+                writer.string(LINK_NAME, name);
+                writer.end_message(mark);
+            },
+            |_| Ok(()),
+        );
+        match answer {
+            Ok(()) => Ok(true),
+            Err(error) if error.errno() == Some(Errno::ENODEV) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Lists the addresses of all interfaces, of one family or both.

@@ -459,3 +459,47 @@ fn profiles_of_the_running_program_name_its_functions() -> Result<()> {
     ensure!(rig.get(METRICS, "/debug/pprof/profile")?.0 == 404);
     Ok(())
 }
+
+/// As kube-proxy leaves it in ipvs mode, as far as a kernel without ipvs can have it: a bridge stands for the dummy device.
+#[test]
+fn a_clean_up_removes_what_ipvs_mode_left() -> Result<()> {
+    let rig = Rig::new()?;
+    let run = |program: &str, arguments: &str| rig.node().command(program).args(arguments.split(' ')).run();
+    run("ip", "link add kube-ipvs0 type bridge")?;
+    for set in ["KUBE-CLUSTER-IP", "KUBE-LOAD-BALANCER-FW", "KUBE-6-LOOP-BACK", "mine"] {
+        run("ipset", &format!("create {set} hash:ip,port"))?;
+    }
+    for line in [
+        "-t nat -N KUBE-SERVICES",
+        "-t nat -N KUBE-LOAD-BALANCER",
+        "-t nat -A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j KUBE-LOAD-BALANCER",
+        "-t filter -N KUBE-IPVS-FILTER",
+        "-t filter -N KUBE-PROXY-FIREWALL",
+        "-t filter -N KUBE-SOURCE-RANGES-FIREWALL",
+        "-t filter -A KUBE-PROXY-FIREWALL -m set --match-set KUBE-LOAD-BALANCER-FW dst,dst -j KUBE-SOURCE-RANGES-FIREWALL",
+        "-t filter -A KUBE-IPVS-FILTER -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN",
+        "-t filter -N mine",
+    ] {
+        run("iptables-nft", line)?;
+    }
+    for (from, to, comment) in [
+        ("INPUT", "KUBE-IPVS-FILTER", "kubernetes ipvs access filter"),
+        ("FORWARD", "KUBE-PROXY-FIREWALL", "kube-proxy firewall rules"),
+    ] {
+        rig.node()
+            .command("iptables-nft")
+            .args(["-I", from, "-m", "comment", "--comment", comment, "-j", to])
+            .run()?;
+    }
+    rig.program().arg("--cleanup").run()?;
+    let rules = run("iptables-nft-save", "-c")?;
+    ensure!(!rules.contains("KUBE-") && rules.contains(":mine"), "{rules}");
+    let sets = run("ipset", "list -n")?;
+    ensure!(sets.trim() == "mine", "{sets}");
+    ensure!(
+        rig.node().command("ip").args(["link", "show", "kube-ipvs0"]).run().is_err(),
+        "the device is gone"
+    );
+    rig.program().arg("--cleanup").run()?;
+    Ok(())
+}

@@ -9,6 +9,7 @@ use portwarden_model::{Dataplane, Family, PerFamily};
 use portwarden_nftables::{Nftables, Watch};
 use tracing::{debug, info};
 
+use super::ipvs;
 use crate::config::{Mode, Settled};
 use crate::host::{FamilySupport, has_ipv6};
 use crate::metrics::{ModeMetrics, PacketCounter};
@@ -87,7 +88,18 @@ pub(super) fn show_packets(mode: Mode, metrics: &ModeMetrics) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Leftover {
     Nftables(Family),
-    Iptables(Family, Variant),
+    /// Rules of iptables mode, and of ipvs mode if this says so.
+    Iptables(Family, Variant, bool),
+    /// What ipvs mode has besides rules.
+    Ipvs(Ipvs),
+}
+
+/// A part of what ipvs mode has besides rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ipvs {
+    Sets,
+    Device,
+    VirtualServers,
 }
 
 /// Removes what all modes but this one may have left behind. Goes on after failures and returns all of them.
@@ -97,6 +109,8 @@ pub fn clean_up(except: Option<Mode>) -> Vec<anyhow::Error> {
 
 fn leftovers(except: Option<Mode>) -> Vec<Leftover> {
     let mut all = Vec::new();
+    // Both modes share the names of chains: what one of them needs cannot be told from what the other left.
+    let with_ipvs = !matches!(except, Some(Mode::Iptables | Mode::Ipvs));
     for family in Family::BOTH {
         if except != Some(Mode::Nftables) {
             all.push(Leftover::Nftables(family));
@@ -106,9 +120,17 @@ fn leftovers(except: Option<Mode>) -> Vec<Leftover> {
         for variant in [Variant::Nft, Variant::Legacy] {
             let in_use = variant != Variant::Legacy || legacy_tables(family);
             if in_use && own != Some(variant) && (except != Some(Mode::Iptables) || own.is_some()) {
-                all.push(Leftover::Iptables(family, variant));
+                all.push(Leftover::Iptables(family, variant, with_ipvs));
             }
         }
+    }
+    if with_ipvs {
+        // After the rules, which look into the sets.
+        all.extend([Ipvs::Sets, Ipvs::Device].map(Leftover::Ipvs));
+    }
+    if except.is_none() {
+        // At every start it would be told to those who use ipvs for something else, too.
+        all.push(Leftover::Ipvs(Ipvs::VirtualServers));
     }
     all
 }
@@ -120,11 +142,20 @@ fn remove(leftover: Leftover) -> anyhow::Result<()> {
                 .with_context(|| format!("nftables rules for {family}"))?;
             debug!(ipFamily = %family, found, "Looked for nftables leftovers");
         }
-        Leftover::Iptables(family, variant) => {
-            portwarden_iptables::cleanup(family, variant)
-                .with_context(|| format!("iptables rules for {family} ({variant:?})"))?;
+        Leftover::Iptables(family, variant, with_ipvs) => {
+            let about = || format!("iptables rules for {family} ({variant:?})");
+            // One after the other, whatever fails: each removes what it can.
+            let jumps = if with_ipvs { ipvs::remove_jumps(family, variant) } else { Ok(()) };
+            let rules = portwarden_iptables::cleanup(family, variant);
+            let chains = if with_ipvs { ipvs::remove_chains(family, variant) } else { Ok(()) };
+            jumps.with_context(about)?;
+            rules.with_context(about)?;
+            chains.with_context(about)?;
             debug!(ipFamily = %family, ?variant, "Looked for iptables leftovers");
         }
+        Leftover::Ipvs(Ipvs::Sets) => ipvs::remove_sets().context("sets of ipvs mode")?,
+        Leftover::Ipvs(Ipvs::Device) => ipvs::remove_device().context("addresses of ipvs mode")?,
+        Leftover::Ipvs(Ipvs::VirtualServers) => ipvs::check_virtual_servers(Path::new("/proc"))?,
     }
     Ok(())
 }

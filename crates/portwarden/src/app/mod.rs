@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `dataplanes.rs` | from a mode to its dataplanes, and away from all others |
+//! | `ipvs.rs` | what kube-proxy's ipvs mode leaves behind |
 //! | `source.rs` | where objects come from |
 //! | `servers.rs` | the health and metrics servers |
 //! | `notices.rs` | what the engine noticed, told as Events |
@@ -11,6 +12,7 @@
 
 mod config_file;
 mod dataplanes;
+mod ipvs;
 mod notices;
 mod reload;
 mod servers;

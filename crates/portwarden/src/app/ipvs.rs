@@ -1,0 +1,177 @@
+//! What kube-proxy leaves behind in ipvs mode: chains, sets, a device with all Service addresses, and virtual servers.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use portwarden_iptables::command::RestoreError;
+use portwarden_iptables::saved::Saved;
+use portwarden_iptables::transaction::Transaction;
+use portwarden_iptables::{Programs, Table, Variant};
+use portwarden_model::Family;
+use portwarden_netlink::ipset::Sets;
+use portwarden_netlink::route::Route;
+use tracing::debug;
+
+/// The device that holds the addresses of all Services.
+const DEVICE: &str = "kube-ipvs0";
+
+/// The jumps that iptables mode does not have: from, to, comment. All are in the filter table.
+const JUMPS: [(&str, &str, &str); 5] = [
+    ("INPUT", "KUBE-NODE-PORT", "kubernetes health check rules"),
+    ("INPUT", "KUBE-PROXY-FIREWALL", "kube-proxy firewall rules"),
+    ("FORWARD", "KUBE-PROXY-FIREWALL", "kube-proxy firewall rules"),
+    ("INPUT", "KUBE-IPVS-FILTER", "kubernetes ipvs access filter"),
+    ("OUTPUT", "KUBE-IPVS-OUT-FILTER", "kubernetes ipvs access filter"),
+];
+
+/// The chains that iptables mode does not have; a chain comes before those that it leads to.
+const CHAINS: [(Table, &str); 6] = [
+    (Table::Nat, "KUBE-NODE-PORT"),
+    (Table::Nat, "KUBE-LOAD-BALANCER"),
+    (Table::Filter, "KUBE-NODE-PORT"),
+    (Table::Filter, "KUBE-SOURCE-RANGES-FIREWALL"),
+    (Table::Filter, "KUBE-IPVS-FILTER"),
+    (Table::Filter, "KUBE-IPVS-OUT-FILTER"),
+];
+
+/// The sets, without their prefix.
+const SETS: [&str; 17] = [
+    "LOOP-BACK",
+    "CLUSTER-IP",
+    "EXTERNAL-IP",
+    "EXTERNAL-IP-LOCAL",
+    "LOAD-BALANCER",
+    "LOAD-BALANCER-FW",
+    "LOAD-BALANCER-LOCAL",
+    "LOAD-BALANCER-SOURCE-IP",
+    "LOAD-BALANCER-SOURCE-CIDR",
+    "NODE-PORT-TCP",
+    "NODE-PORT-LOCAL-TCP",
+    "NODE-PORT-UDP",
+    "NODE-PORT-LOCAL-UDP",
+    "NODE-PORT-SCTP-HASH",
+    "NODE-PORT-LOCAL-SCTP-HASH",
+    "HEALTH-CHECK-NODE-PORT",
+    "IPVS-IPS",
+];
+
+/// The longest name of a set; kube-proxy cuts off the rest.
+const LONGEST: usize = 31;
+
+/// Removes the jumps that only ipvs mode has. To be called before the chains of iptables mode go: some of them are led to.
+pub(super) fn remove_jumps(family: Family, variant: Variant) -> anyhow::Result<()> {
+    let programs = Programs::new(family, variant);
+    // Without the programs, or the table, there cannot be rules.
+    if programs.check().is_err() {
+        return Ok(());
+    }
+    for (from, to, comment) in JUMPS {
+        let rule = ["-m", "comment", "--comment", comment, "-j", to];
+        // Also an error if the chain that it leads to does not exist, and then there is no such rule.
+        if programs.has_rule(Table::Filter, from, &rule).unwrap_or(false) {
+            programs.delete_rule(Table::Filter, from, &rule).with_context(|| format!("the jump to {to}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes the chains that only ipvs mode has. To be called when those of iptables mode are gone: some of them lead here.
+pub(super) fn remove_chains(family: Family, variant: Variant) -> anyhow::Result<()> {
+    let programs = Programs::new(family, variant);
+    if programs.check().is_err() {
+        return Ok(());
+    }
+    for (table, chain) in CHAINS {
+        let saved = programs.save(table)?;
+        if Saved::parse(&saved).has_chain(chain) {
+            let mut transaction = Transaction::new();
+            transaction.section(table).delete_chain(chain);
+            match programs.restore(&transaction) {
+                Ok(()) => {}
+                Err(RestoreError::Other(error)) => {
+                    return Err(error).with_context(|| format!("the chain {chain}"));
+                }
+                Err(RestoreError::Lines(_)) => {
+                    bail!("the chain {chain} cannot be removed; a rule still leads to it")
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Removes the sets that rules looked into. To be called when the rules are gone.
+pub(super) fn remove_sets() -> anyhow::Result<()> {
+    let mut sets = Sets::open()?;
+    let ours: Vec<String> = sets.names()?.into_iter().filter(|name| is_ours(name)).collect();
+    debug!(found = ours.len(), "Looked for ipsets");
+    let failures: Vec<String> = ours
+        .iter()
+        .filter_map(|name| sets.destroy(name).err())
+        .map(|error| crate::logging::chain(&error))
+        .collect();
+    if failures.is_empty() { Ok(()) } else { bail!("{}", failures.join("; ")) }
+}
+
+/// Removes the device, and with it the addresses of all Services.
+pub(super) fn remove_device() -> anyhow::Result<()> {
+    let found = Route::open()?.delete_link(DEVICE).with_context(|| format!("the device {DEVICE}"))?;
+    debug!(found, "Looked for {DEVICE}");
+    Ok(())
+}
+
+/// Virtual servers cannot be told from those of others, so they are told to the operator.
+pub(super) fn check_virtual_servers(proc: &Path) -> anyhow::Result<()> {
+    // Three lines of headings; no file without ipvs in the kernel.
+    let servers = fs::read_to_string(proc.join("net/ip_vs")).map_or(0, |text| text.lines().skip(3).count());
+    if servers > 0 {
+        bail!(
+            "there are ipvs virtual servers, which may be others' too: see `ipvsadm -Ln`, remove them all with `ipvsadm -C`"
+        );
+    }
+    Ok(())
+}
+
+fn is_ours(name: &str) -> bool {
+    SETS.iter().any(|set| {
+        ["KUBE-", "KUBE-6-"].iter().any(|prefix| {
+            let full = format!("{prefix}{set}");
+            full.get(..LONGEST).unwrap_or(&full) == name
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_are_known_by_their_whole_names() {
+        for name in [
+            "KUBE-CLUSTER-IP",
+            "KUBE-6-LOOP-BACK",
+            "KUBE-6-LOAD-BALANCER-SOURCE-CID",
+            "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS",
+        ] {
+            assert!(is_ours(name), "{name}");
+        }
+        for name in ["KUBE-SOMETHING", "KUBE-CLUSTER-IP-2", "cluster-ip", "KUBE-6-LOAD-BALANCER-SOURCE-CIDR"]
+        {
+            assert!(!is_ours(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn virtual_servers_are_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert!(check_virtual_servers(folder.path()).is_ok(), "no ipvs in the kernel");
+        fs::create_dir(folder.path().join("net")).expect("a folder");
+        let heading = "IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n  -> RemoteAddress:Port\n";
+        fs::write(folder.path().join("net/ip_vs"), heading).expect("writes");
+        assert!(check_virtual_servers(folder.path()).is_ok(), "none there");
+        fs::write(folder.path().join("net/ip_vs"), format!("{heading}TCP  0A60000A:0050 rr\n"))
+            .expect("writes");
+        assert!(check_virtual_servers(folder.path()).is_err());
+    }
+}
