@@ -1,5 +1,8 @@
 //! The system's allocator, with a look at some of the allocations.
-#![expect(unsafe_code, reason = "a global allocator is an unsafe trait; every call is handed on unchanged")]
+#![expect(
+    unsafe_code,
+    reason = "a global allocator is an unsafe trait, every call is handed on unchanged; the system's allocator is a C library"
+)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
@@ -51,4 +54,14 @@ fn walk(found: &mut dyn FnMut(usize) -> bool) {
     // SAFETY: synchronisation matters only where the debugging library of Windows is used. Without it, a thread that looks up symbols for a
     // profile cannot hold up one that allocates.
     unsafe { backtrace::trace_unsynchronized(|frame| found(frame.ip().addr())) };
+}
+
+/// Gives pages that hold nothing back to the system. The allocator keeps them after a burst of work, for good if small things lie
+/// between them.
+pub fn return_free_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it may be called at any time, from any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
 }

@@ -27,10 +27,38 @@ pub(crate) struct ListState {
 /// Where the endpoints of a pool are.
 #[derive(Debug, Clone, PartialEq)]
 struct Places {
-    /// The slot of each endpoint; empty if that is the pool's own order.
-    slots: Box<[u32]>,
+    /// The slot of each endpoint.
+    slots: Slots,
     /// The entry of each endpoint; empty if the list is not sticky.
     entries: Box<[u16]>,
+}
+
+/// The slots of a pool's endpoints, as narrow as they can be: sooner or later most lists have some.
+#[derive(Debug, Clone, PartialEq)]
+enum Slots {
+    InOrder,
+    Narrow(Box<[u8]>),
+    Wide(Box<[u32]>),
+}
+
+impl Slots {
+    fn new(slots: Vec<u32>) -> Slots {
+        if slots.iter().enumerate().all(|(index, slot)| index == *slot as usize) {
+            return Slots::InOrder;
+        }
+        match slots.iter().map(|slot| u8::try_from(*slot)).collect() {
+            Ok(narrow) => Slots::Narrow(narrow),
+            Err(_) => Slots::Wide(slots.into()),
+        }
+    }
+
+    fn get(&self, index: usize) -> Option<u32> {
+        match self {
+            Slots::InOrder => None,
+            Slots::Narrow(slots) => slots.get(index).copied().map(u32::from),
+            Slots::Wide(slots) => slots.get(index).copied(),
+        }
+    }
 }
 
 impl ListState {
@@ -107,7 +135,7 @@ impl ListState {
 
     fn slot(&self, index: usize) -> u32 {
         let identity = u32::try_from(index).unwrap_or(u32::MAX);
-        self.places.as_ref().and_then(|places| places.slots.get(index).copied()).unwrap_or(identity)
+        self.places.as_ref().and_then(|places| places.slots.get(index)).unwrap_or(identity)
     }
 
     fn entry(&self, index: usize) -> Option<u16> {
@@ -216,12 +244,10 @@ impl Moves {
     }
 }
 
-fn places(mut slots: Vec<u32>, entries: Vec<u16>) -> Option<Box<Places>> {
-    if slots.iter().enumerate().all(|(index, slot)| index == *slot as usize) {
-        slots = Vec::new();
-    }
-    let trivial = slots.is_empty() && entries.is_empty();
-    (!trivial).then(|| Box::new(Places { slots: slots.into(), entries: entries.into() }))
+fn places(slots: Vec<u32>, entries: Vec<u16>) -> Option<Box<Places>> {
+    let slots = Slots::new(slots);
+    let trivial = slots == Slots::InOrder && entries.is_empty();
+    (!trivial).then(|| Box::new(Places { slots, entries: entries.into() }))
 }
 
 fn slot_key(list: List, slot: u32) -> Image {
@@ -330,6 +356,17 @@ mod tests {
         let mut recorded = Recorded::default();
         list.update(&pool(&members(50)), &mut recorded);
         assert_eq!((recorded.adds.len(), recorded.deletes.len()), (1, 0));
+    }
+
+    #[test]
+    fn slots_of_short_and_long_lists_are_told_as_they_are() {
+        for length in [0_u32, 1, 2, 256, 257, 1000] {
+            let slots: Vec<u32> = (0..length).rev().collect();
+            let kept = Slots::new(slots.clone());
+            let told: Vec<u32> = (0..length).map(|slot| kept.get(slot as usize).unwrap_or(slot)).collect();
+            assert_eq!(told, slots);
+            assert_eq!(matches!(kept, Slots::Narrow(_)), (2..=256).contains(&length));
+        }
     }
 
     #[test]

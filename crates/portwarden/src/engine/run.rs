@@ -1,8 +1,10 @@
 //! The loop of the engine's thread.
 
 use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
 
 use portwarden_model::Event;
+use portwarden_profiling::return_free_memory;
 use tracing::warn;
 
 use super::{Engine, EngineError, Inbox};
@@ -10,6 +12,9 @@ use crate::host::{HostAddressError, HostAddresses};
 
 /// After so many messages the engine looks at its deadlines, however many more there are.
 const MESSAGES_AT_ONCE: usize = 256;
+
+/// Memory that work left behind is given back when there has been none for so long.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// Runs until the engine is told to stop. Returning drops nothing from the kernel.
 pub fn run(
@@ -20,14 +25,21 @@ pub fn run(
     if let Some(addresses) = &mut addresses {
         take_addresses(&mut engine, addresses.list().map(Some));
     }
+    let mut quiet_at = None;
     loop {
         for message in std::iter::from_fn(|| inbox.next()).take(MESSAGES_AT_ONCE) {
             engine.take(message);
+            quiet_at = Some(Instant::now() + QUIET);
         }
         if engine.is_stopped() {
             return Ok(());
         }
         let deadline = engine.turn()?;
+        if quiet_at.is_some_and(|at| at <= Instant::now()) {
+            return_free_memory();
+            quiet_at = None;
+        }
+        let deadline = [deadline, quiet_at].into_iter().flatten().min();
         let (tampering, moved) = {
             let mut fds: Vec<BorrowedFd<'_>> = engine.watch_fds();
             let watched = fds.len();
