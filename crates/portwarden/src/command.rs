@@ -10,7 +10,7 @@ use tracing::{error, info, warn};
 use crate::app::{self, App, Order, Signals};
 use crate::config::{self, Notice, Settlement};
 use crate::flags::{self, Action, Flags, Invocation, Program};
-use crate::logging::{Logs, end_on_panic};
+use crate::logging::{self, Logs, end_on_panic};
 
 /// Our one subcommand.
 const EXPLAIN: &str = "explain";
@@ -47,13 +47,14 @@ pub fn main(called_as: &str, arguments: &[String]) -> ExitCode {
         }
         Invocation::Run(flags) => match service {
             Some(service) => explain(program, &flags, service),
-            None => match carry_out(program, *flags) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => {
+            None => {
+                let outcome = carry_out(program, *flags);
+                if let Err(error) = &outcome {
                     error!(err = format!("{error:#}"), "command failed");
-                    ExitCode::FAILURE
                 }
-            },
+                logging::flush();
+                if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            }
         },
     }
 }

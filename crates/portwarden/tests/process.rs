@@ -503,3 +503,19 @@ fn a_clean_up_removes_what_ipvs_mode_left() -> Result<()> {
     rig.program().arg("--cleanup").run()?;
     Ok(())
 }
+
+#[test]
+fn buffered_info_lines_come_out_in_the_end() -> Result<()> {
+    let rig = Rig::new()?;
+    let target = format!("--write-config-to={}", rig.path("written.yaml").display());
+    let flags = [
+        "--feature-gates=LoggingAlphaOptions=true",
+        "--log-text-split-stream",
+        "--log-text-info-buffer-size=64Ki",
+        "--log-flush-frequency=1h",
+        &target,
+    ];
+    let out = rig.program().args(flags).run()?;
+    ensure!(out.contains("\"Wrote configuration\""), "{out}");
+    Ok(())
+}

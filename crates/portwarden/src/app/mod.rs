@@ -165,6 +165,7 @@ impl App {
                     Signal::Reload => self.reload().await,
                     Signal::Quit => {
                         error!("Ended by SIGQUIT; the rules stay in place");
+                        crate::logging::flush();
                         std::process::exit(2);
                     }
                     Signal::Terminate | Signal::Interrupt => {

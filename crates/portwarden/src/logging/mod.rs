@@ -1,5 +1,6 @@
 //! Logs on stderr, in the two forms that log collectors of a Kubernetes node already read.
 
+mod buffer;
 mod format;
 mod level;
 
@@ -15,6 +16,7 @@ use tracing_subscriber::layer::SubscriberExt;
 
 use crate::config::{LogFormat, Logging};
 
+pub use buffer::flush;
 pub use level::{Pattern, Verbosity};
 
 use format::Form;
@@ -40,6 +42,7 @@ impl Logs {
     pub fn apply(&self, wanted: &Logging) {
         self.json.store(wanted.format == LogFormat::Json, Ordering::Relaxed);
         self.split_stream.store(wanted.split_stream, Ordering::Relaxed);
+        buffer::configure(wanted.info_buffer_size, wanted.flush_frequency);
         let pattern = |item: &crate::config::document::VModule| Pattern {
             file: item.file_pattern.clone(),
             verbosity: item.verbosity,
@@ -76,7 +79,7 @@ impl<'a> MakeWriter<'a> for Streams {
     fn make_writer_for(&'a self, metadata: &Metadata<'_>) -> Self::Writer {
         let information = !matches!(*metadata.level(), Level::ERROR | Level::WARN);
         if information && self.0.split_stream.load(Ordering::Relaxed) {
-            return Box::new(io::stdout());
+            return Box::new(buffer::Buffered);
         }
         Box::new(io::stderr())
     }
@@ -105,6 +108,7 @@ pub fn end_on_panic() {
         let text = panic.payload_as_str().unwrap_or("no message");
         let trace = std::backtrace::Backtrace::force_capture();
         tracing::error!(place, panic = text, backtrace = %trace, "Internal error; the process ends and the rules stay in place");
+        flush();
         std::process::exit(2);
     }));
 }
