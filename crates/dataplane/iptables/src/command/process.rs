@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, fcntl};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -26,6 +26,10 @@ const PIPE_BYTES: i32 = 1 << 20;
 
 /// How much is read or written at once.
 const BUFFER_BYTES: usize = 64 * 1024;
+
+/// The kernel wakes whoever waits for a pipe for every page of it. So much time lets more come together, and is too short for a wide
+/// pipe to run full or empty.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Writes what a program is to read.
 pub(super) type Input<'a> = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + Send + 'a>;
@@ -130,7 +134,12 @@ fn read_all(pipes: [Option<OwnedFd>; 2], deadline: Instant) -> io::Result<Option
             let Some(open) = pipe.as_mut().filter(|_| ready) else { continue };
             match open.read(&mut buffer) {
                 Ok(0) => *pipe = None,
-                Ok(length) => said.extend_from_slice(buffer.get(..length).unwrap_or_default()),
+                Ok(length) => {
+                    said.extend_from_slice(buffer.get(..length).unwrap_or_default());
+                    if said.len() > BUFFER_BYTES && length < BUFFER_BYTES {
+                        thread::sleep(PAUSE);
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
@@ -162,14 +171,36 @@ fn text(bytes: Vec<u8>) -> String {
 
 /// A program that stops reading has its reasons, which its messages tell.
 fn write_input(stdin: ChildStdin, input: Input<'_>) {
-    widen(&stdin);
-    let mut stdin = BufWriter::with_capacity(BUFFER_BYTES, stdin);
-    let _ = input(&mut stdin).and_then(|()| stdin.flush());
+    let pipe = File::from(OwnedFd::from(stdin));
+    if widen(&pipe) {
+        // Best effort: otherwise the writes below wait by themselves.
+        let _ = fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK));
+    }
+    let mut pipe = BufWriter::with_capacity(BUFFER_BYTES, Patient(pipe));
+    let _ = input(&mut pipe).and_then(|()| pipe.flush());
 }
 
-/// Best effort: users have a limit for it.
-fn widen(pipe: impl AsFd) {
-    let _ = fcntl(pipe.as_fd(), FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
+/// Writes to a pipe that may be full.
+struct Patient(File);
+
+impl Write for Patient {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            match self.0.write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(PAUSE),
+                result => return result,
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Makes a pipe hold more, if it may: users have a limit for it.
+fn widen(pipe: &File) -> bool {
+    fcntl(pipe, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES)).is_ok()
 }
 
 /// Kills the program and what it started. It may have ended meanwhile, which is just as well.
