@@ -32,13 +32,19 @@ fn answer(path: &str, health: &SharedHealth, metrics: &HealthMetrics, now: Momen
     };
     let status = if well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     counter.with_label_values(&[status.as_str()]).inc();
-    json(status, body(&report, well, eligible, now))
+    json(status, body(&report, well, eligible, now, |at| health.date(at, now)))
 }
 
 /// Compact, in a fixed order of keys.
-fn body(report: &HealthReport, well: bool, eligible: Option<bool>, now: Moment) -> String {
-    let newest = if well { Some(now.instant) } else { report.last_updated };
-    let newest = newest.map_or_else(|| NEVER.to_owned(), |at| date(at, now).to_string());
+fn body(
+    report: &HealthReport,
+    well: bool,
+    eligible: Option<bool>,
+    now: Moment,
+    date: impl Fn(Instant) -> Timestamp,
+) -> String {
+    let newest = if well { Some(now.wall) } else { report.last_updated.map(&date) };
+    let newest = newest.map_or_else(|| NEVER.to_owned(), |at| at.to_string());
     let mut out = format!("{{\"lastUpdated\":\"{newest}\",\"currentTime\":\"{}\"", now.wall);
     // Writing to a string cannot fail.
     if let Some(eligible) = eligible {
@@ -48,7 +54,7 @@ fn body(report: &HealthReport, well: bool, eligible: Option<bool>, now: Moment) 
     let known = report.families.iter().filter_map(|(family, health)| Some((family, health.as_ref()?)));
     let families: Vec<String> = known
         .map(|(family, health)| {
-            let updated = date(health.last_updated, now);
+            let updated = date(health.last_updated);
             format!("\"{family}\":{{\"lastUpdated\":\"{updated}\",\"healthy\":{}}}", health.healthy)
         })
         .collect();
@@ -57,14 +63,6 @@ fn body(report: &HealthReport, well: bool, eligible: Option<bool>, now: Moment) 
     }
     out.push('}');
     out
-}
-
-/// The date of an instant, by its distance from now.
-fn date(at: Instant, now: Moment) -> Timestamp {
-    let since = now.instant.saturating_duration_since(at);
-    Timestamp::from_nanos(
-        now.wall.as_nanos().saturating_sub(i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)),
-    )
 }
 
 #[cfg(test)]
@@ -111,6 +109,12 @@ mod tests {
         let wanted = "{\"lastUpdated\":\"1970-01-01T00:01:02Z\",\"currentTime\":\"1970-01-01T00:01:02Z\",\"nodeEligible\":true,\"healthy\":true,\
                       \"status\":{\"IPv4\":{\"lastUpdated\":\"1970-01-01T00:00:02Z\",\"healthy\":true}}}";
         assert_eq!(fresh, (200, wanted.to_owned()));
+        let skewed = Moment { wall: Timestamp::from_nanos(62_000_000_064), ..at(62) };
+        let (_, again) = ask("/livez", &health, &metrics, skewed).await;
+        assert!(
+            again.contains("\"IPv4\":{\"lastUpdated\":\"1970-01-01T00:00:02Z\""),
+            "a date stays: {again}"
+        );
         let late = ask("/livez", &health, &metrics, at(63)).await;
         let wanted = "{\"lastUpdated\":\"1970-01-01T00:00:02Z\",\"currentTime\":\"1970-01-01T00:01:03Z\",\"healthy\":false,\
                       \"status\":{\"IPv4\":{\"lastUpdated\":\"1970-01-01T00:00:02Z\",\"healthy\":false}}}";

@@ -1,9 +1,12 @@
 //! The state of health: noted by the engine's thread, read by the servers'.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use portwarden_model::{Family, HealthReport, ProxyHealth};
+use portwarden_model::{Family, HealthReport, ProxyHealth, Timestamp};
+
+use crate::engine::Moment;
 
 /// The proxy's health. Cheap to clone; all clones are the same.
 #[derive(Debug, Clone)]
@@ -14,12 +17,15 @@ struct State {
     proxy: ProxyHealth,
     /// Whether the Node is known and is not going away.
     eligible: bool,
+    /// The dates of updates that were shown. The two clocks are never read at the same instant; a date that was told stays.
+    dates: VecDeque<(Instant, Timestamp)>,
 }
 
 impl SharedHealth {
     /// Nothing is known yet.
     pub fn new(sync_period: Duration) -> Self {
-        SharedHealth(Arc::new(Mutex::new(State { proxy: ProxyHealth::new(sync_period), eligible: false })))
+        let proxy = ProxyHealth::new(sync_period);
+        SharedHealth(Arc::new(Mutex::new(State { proxy, eligible: false, dates: VecDeque::new() })))
     }
 
     /// Goes on with another sync period.
@@ -46,6 +52,20 @@ impl SharedHealth {
     pub fn report(&self, now: Instant) -> (HealthReport, bool) {
         let state = self.state();
         (state.proxy.report(now), state.eligible)
+    }
+
+    /// The date of an update, the same whenever it is asked for.
+    pub fn date(&self, at: Instant, now: Moment) -> Timestamp {
+        let mut state = self.state();
+        if let Some((_, date)) = state.dates.iter().find(|(known, _)| *known == at) {
+            return *date;
+        }
+        let since = i64::try_from(now.instant.saturating_duration_since(at).as_nanos()).unwrap_or(i64::MAX);
+        let date = Timestamp::from_nanos(now.wall.as_nanos().saturating_sub(since));
+        // One for each family is enough.
+        state.dates.truncate(Family::BOTH.len() - 1);
+        state.dates.push_front((at, date));
+        date
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
