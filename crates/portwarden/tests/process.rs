@@ -519,3 +519,22 @@ fn buffered_info_lines_come_out_in_the_end() -> Result<()> {
     ensure!(out.contains("\"Wrote configuration\""), "{out}");
     Ok(())
 }
+
+#[test]
+fn the_words_that_operators_search_for_are_in_the_log() -> Result<()> {
+    let mut rig = rig()?;
+    rig.start(&["--proxy-mode=nftables", "-v=4"])?;
+    rig.wait_for_service(web(true))?;
+    for words in [
+        "\"Version info\"",
+        "\"Using nftables Proxier\"",
+        "\"kube-proxy running in dual-stack mode\"",
+        "\"Successfully retrieved NodeIPs\"",
+        "\"Detect-local-mode set to ClusterCIDR, but no cluster CIDR specified for primary IP family\"",
+        "\"Starting healthz HTTP server\"",
+        "\"SyncProxyRules complete\"",
+    ] {
+        rig.wait_for_log(words)?;
+    }
+    Ok(())
+}

@@ -26,7 +26,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use portwarden_model::{PacerConfig, PerFamily, PodTraffic};
+use portwarden_model::{DetectLocal, PacerConfig, PerFamily, PodTraffic};
 use portwarden_source::kubernetes::{NewEvent, Regarding, Severity};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -258,10 +258,25 @@ fn check_against_node(settled: Settled, families: FamilySupport) -> Check {
             info!(ip = %facts.ips[primary], "Can't determine this node's IP, assuming loopback; if this is incorrect, please set the --bind-address flag");
         }
         if cluster.desired(primary).node.pod_traffic == PodTraffic::Unknown {
-            info!(detectLocalMode = settled.document.detect_local_mode, ipFamily = %primary, "Pod traffic cannot be told for the primary IP family: no CIDR is known");
+            info!(detectLocalMode = settled.document.detect_local_mode, ipFamily = %primary, "{}", unknown_pods(&settled.detect_local));
         }
         verdict.fatal.map_or(Ok(()), Err)
     })
+}
+
+/// Says why pods' traffic cannot be told from other traffic.
+fn unknown_pods(detect_local: &DetectLocal) -> &'static str {
+    match detect_local {
+        DetectLocal::ClusterCidr(_) => {
+            "Detect-local-mode set to ClusterCIDR, but no cluster CIDR specified for primary IP family"
+        }
+        DetectLocal::NodeCidr => {
+            "Detect-local-mode set to NodeCIDR, but no PodCIDR defined at node for primary IP family"
+        }
+        DetectLocal::BridgeInterface(_) | DetectLocal::InterfaceNamePrefix(_) | DetectLocal::Off => {
+            "Pod traffic cannot be told from other traffic"
+        }
+    }
 }
 
 /// What to tell about a server that cannot have its address when the operator wants the process to end then.

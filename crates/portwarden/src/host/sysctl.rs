@@ -113,7 +113,11 @@ impl Kernel {
         let path = self.proc.join("sys/net/netfilter").join(wanted.name);
         let text = wanted.value.to_string();
         if fs::read_to_string(&path)?.trim() != text {
-            info!(entry = wanted.name, value = wanted.value, "Set sysctl");
+            if wanted.name == "nf_conntrack_max" {
+                info!(nfConntrackMax = wanted.value, "Setting nf_conntrack_max");
+            } else {
+                info!(entry = wanted.name, value = wanted.value, "Set sysctl");
+            }
             fs::write(&path, &text)?;
         }
         if wanted.name == "nf_conntrack_max" { self.grow_hash(wanted.value / 4) } else { Ok(()) }

@@ -68,7 +68,7 @@ impl Server {
             }
         };
         let bound = listener.as_ref().and_then(|listener| listener.local_addr().ok());
-        debug!(server = plan.name, address = ?bound, "Starting HTTP server");
+        debug!(address = ?bound, "Starting {} HTTP server", plan.name);
         Ok(Server { bound, task: tokio::spawn(keep_serving(plan, listener)) })
     }
 
