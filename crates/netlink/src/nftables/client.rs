@@ -8,8 +8,8 @@ use crate::wire::{Messages, control};
 
 const COMMIT: &str = "an nftables transaction";
 
-/// A buffer larger than this is given back after a commit: full loads are rare.
-const KEEP_BUFFER: usize = 1 << 20;
+/// A buffer larger than this is given back after a commit: large ones are rare, and come in bursts.
+const KEEP_BUFFER: usize = 1 << 16;
 
 /// A connection to nf_tables of the network namespace in which it was opened.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ use crate::engine::{Handle, Message};
 use crate::metrics::{RestClientMetrics, go_architecture};
 
 /// So many events may wait for the engine before the source is held back.
-const EVENTS_IN_FLIGHT: u32 = 16 * 1024;
+const EVENTS_IN_FLIGHT: u32 = 4 * 1024;
 
 /// So long a process that cannot run waits for its last Event to be told.
 const LAST_WORDS: Duration = Duration::from_secs(5);
