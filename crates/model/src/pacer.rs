@@ -26,6 +26,8 @@ const FIRST_RETRY: Duration = Duration::from_millis(50);
 /// Under a burst, changes are gathered for at most so many times what a run costs whatever it has to do: that part then takes at most an
 /// eleventh of the time.
 const GATHER_LIMIT: u32 = 10;
+/// Under a lasting burst changes are gathered for at least so long: to wake up for each of them costs time that no run sees.
+const BURST_GATHER: Duration = Duration::from_millis(2);
 /// Changes are never gathered for longer.
 const LONGEST_GATHER: Duration = Duration::from_secs(1);
 
@@ -149,7 +151,8 @@ impl Pacer {
     fn gather(&self, times: Option<u32>) -> Duration {
         let Some(cost) = self.cost else { return Duration::ZERO };
         let times = times.unwrap_or(GATHER_LIMIT).min(GATHER_LIMIT);
-        self.least_cost.saturating_mul(times).max(cost).min(LONGEST_GATHER)
+        let shortest = if times == GATHER_LIMIT { BURST_GATHER } else { Duration::ZERO };
+        self.least_cost.saturating_mul(times).max(cost).max(shortest).min(LONGEST_GATHER)
     }
 
     /// The time after a run at which the next one starts by itself.

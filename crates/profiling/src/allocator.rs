@@ -65,3 +65,14 @@ pub fn return_free_memory() {
         libc::malloc_trim(0);
     }
 }
+
+/// Has all threads allocate from one heap. By default each has its own, and what one thread makes and another drops leaves holes in both.
+///
+/// To be called before the first thread is started.
+pub fn share_one_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it sets a number that the allocator reads when a thread first allocates.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}

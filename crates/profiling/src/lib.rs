@@ -20,7 +20,7 @@ mod profile;
 pub mod proto;
 mod symbols;
 
-pub use allocator::{SamplingAllocator, return_free_memory};
+pub use allocator::{SamplingAllocator, return_free_memory, share_one_heap};
 pub use cpu::{Cancel, CpuError, cpu};
 pub use heap::{HeapView, heap, sample_heap};
 pub use symbols::functions_at;

@@ -75,6 +75,25 @@ fn requests_within_the_interval_are_served_by_one_run_at_its_end() {
     assert_eq!(bench.due(), s(11.0), "row 3: silence after a success");
 }
 
+/// Waking up for each of a thousand changes a second would cost more than the changes.
+#[test]
+fn a_lasting_burst_of_cheap_changes_is_gathered_and_a_lone_change_is_not() {
+    let mut bench = Bench::adaptive();
+    let cost = Duration::from_micros(50);
+    for change in 0..1000 {
+        let at = ms(change);
+        while bench.pacer.requested.is_some() && bench.due() < at {
+            bench.run(cost, true);
+        }
+        bench.request_at(at.max(bench.now));
+    }
+    bench.run(cost, true);
+    assert!((300..=510).contains(&bench.runs.len()), "{} runs", bench.runs.len());
+    let later = bench.now + ms(10);
+    bench.request_at(later);
+    assert_eq!(bench.run(cost, true), later, "at once after a quiet time");
+}
+
 /// Section 7.1, row 4, without the reference's long wait: the sync period is only the longest one.
 #[test]
 fn a_failed_run_is_repeated_with_growing_waits() {
