@@ -67,8 +67,9 @@ pub(crate) fn write(report: &Report, folder: &Path) -> Result<()> {
 /// When and where it was measured.
 pub(crate) fn circumstances(report: &Report) -> String {
     let Machine { kernel, cores, processor, memory_gb, load } = &report.machine;
+    // The parts that `make bench` measures before have their share in it.
     let busy = if *load > *cores as f64 / 2.0 {
-        format!(" The machine was busy with other things (load {load:.1}).")
+        format!(" The load average was {load:.1} when it began.")
     } else {
         String::new()
     };
@@ -105,8 +106,8 @@ pub(crate) fn metrics() -> Vec<Metric> {
         row("one core at RATE changes/s", "%", |churn| churn.share_of_core * 100.0);
     }
     all.extend([
-        metric("rolling update of 500 services", "s", |run| run.rolling.map(|rolling| rolling.seconds)),
-        metric("its end behind the last write", "ms", |run| run.rolling.map(|rolling| rolling.behind)),
+        metric("rolling update of 500 services", "s", |run| run.rolled().map(|rolling| rolling.seconds)),
+        metric("its end behind the last write", "ms", |run| run.rolled().map(|rolling| rolling.behind)),
         metric("memory at start", "MB", move |run| megabytes(run.memory.start)),
         metric("memory after sync", "MB", move |run| megabytes(run.memory.synced)),
         metric("memory after churn", "MB", move |run| megabytes(run.memory.churned)),

@@ -51,6 +51,13 @@ pub(crate) struct Run {
     pub(crate) notes: Vec<String>,
 }
 
+impl Run {
+    /// The rolling update, if it did arrive: one that is not in the kernel at the end took no time that means anything.
+    pub(crate) fn rolled(&self) -> Option<Rolling> {
+        self.rolling.filter(|_| self.wrong.is_empty())
+    }
+}
+
 /// Some times, in milliseconds.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct Times {
