@@ -9,7 +9,6 @@ use crate::names::{
     CANARY, EXTERNAL_SERVICES, FORWARD, MARK_MASQ, NODE_PORTS, POSTROUTING, PROXY_FIREWALL, SERVICES,
     is_service_chain,
 };
-use crate::saved::Saved;
 use crate::table::Table;
 use crate::transaction::Transaction;
 
@@ -46,11 +45,10 @@ pub fn cleanup_with(programs: &Programs) -> Result<(), CleanupError> {
 
 /// Removes chains in one step. One that something else uses is emptied and stays.
 fn delete_chains(programs: &Programs, table: Table, is_ours: impl Fn(&str) -> bool, errors: &mut Vec<Error>) {
-    let text = match programs.save(table) {
-        Ok(text) => text,
+    let saved = match programs.read(table) {
+        Ok(saved) => saved,
         Err(error) => return errors.push(error),
     };
-    let saved = Saved::parse(&text);
     let mut chains: Vec<&str> = saved.chains().filter(|name| is_ours(name)).collect();
     chains.sort_unstable();
     let mut transaction = Transaction::new();

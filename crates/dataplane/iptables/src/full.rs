@@ -1,15 +1,18 @@
 //! What a full sync does beyond writing rules: reads the tables back, puts the jumps in place, keeps the canaries alive.
 
+use std::io;
+use std::thread::{self, ScopedJoinHandle};
+
 use portwarden_model::Family;
 
 use crate::command::Programs;
-use crate::diff::{self, SavedTables};
+use crate::draft::Draft;
 use crate::error::Error;
 use crate::jumps::{JUMPS, Jump};
 use crate::monitor::Monitor;
 use crate::names::{CANARY, FIREWALL};
 use crate::ruleset::Pending;
-use crate::saved::Saved;
+use crate::saved::{Saved, SavedTables};
 use crate::table::Table;
 use crate::transaction::Transaction;
 
@@ -21,14 +24,21 @@ pub(crate) fn transaction(
     firewall_is_written: bool,
     pending: &Pending,
 ) -> Result<Transaction, Error> {
-    let [filter, nat] = [Table::Filter, Table::Nat].map(|table| read_table(programs, table));
-    let saved =
-        SavedTables { filter: filter.as_deref().map(Saved::parse), nat: nat.as_deref().map(Saved::parse) };
+    let (draft, mut saved) = thread::scope(|scope| {
+        let read = |table| {
+            let reading = thread::Builder::new().spawn_scoped(scope, move || read_table(programs, table));
+            reading.inspect_err(|error| unreadable(table, error))
+        };
+        let (filter, nat) = (read(Table::Filter), read(Table::Nat));
+        let mut draft = Draft::new(pending, family);
+        draft.foresee(|| nat.as_ref().is_ok_and(|nat| !nat.is_finished()));
+        (draft, SavedTables { filter: what_was_read(filter), nat: what_was_read(nat) })
+    });
     let has_firewall = saved.filter.as_ref().is_some_and(|filter| filter.has_chain(FIREWALL));
     if !has_firewall && !firewall_is_written {
         programs.new_chain(Table::Filter, FIREWALL)?;
     }
-    let mut transaction = diff::everything(pending, &saved, family);
+    let mut transaction = draft.compare(&mut saved);
     for table in [Table::Filter, Table::Nat] {
         if !saved.table(table).is_some_and(|saved| saved.has_chain(CANARY)) {
             transaction.section(table).make_chain(CANARY);
@@ -50,15 +60,20 @@ pub(crate) fn finish(programs: &Programs, monitor: &mut Monitor) {
     }
 }
 
-fn read_table(programs: &Programs, table: Table) -> Option<String> {
-    programs
-        .save(table)
-        .inspect_err(|error| tracing::warn!(%error, %table, "cannot read the rules back: everything is written, stale chains stay"))
-        .ok()
+fn read_table(programs: &Programs, table: Table) -> Option<Saved> {
+    programs.read(table).inspect_err(|error| unreadable(table, error)).ok()
+}
+
+fn what_was_read(reading: io::Result<ScopedJoinHandle<'_, Option<Saved>>>) -> Option<Saved> {
+    reading.ok()?.join().ok()?
+}
+
+fn unreadable(table: Table, error: &dyn std::error::Error) {
+    tracing::warn!(%error, %table, "cannot read the rules back: everything is written, stale chains stay");
 }
 
 /// Looking into what was read is much cheaper than a process per jump, but only the programs know all spellings of a rule.
-fn has_jump(programs: &Programs, saved: &SavedTables<'_>, jump: Jump, family: Family) -> Result<bool, Error> {
+fn has_jump(programs: &Programs, saved: &SavedTables, jump: Jump, family: Family) -> Result<bool, Error> {
     if let Some(saved) = saved.table(jump.table) {
         if !saved.has_chain(jump.to) {
             return Ok(false);

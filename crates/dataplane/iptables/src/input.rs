@@ -6,6 +6,7 @@
 
 use std::cmp::Reverse;
 use std::io::{self, Write};
+use std::sync::OnceLock;
 
 use portwarden_model::NamespacedName;
 
@@ -15,7 +16,10 @@ use crate::transaction::{Section, Transaction};
 /// A transaction as text.
 #[derive(Debug)]
 pub struct Input<'a> {
-    steps: Vec<Step<'a>>,
+    transaction: &'a Transaction,
+    chains_per_step: usize,
+    /// Known once a line was asked for.
+    steps: OnceLock<Vec<Step<'a>>>,
 }
 
 /// What is committed at once.
@@ -57,20 +61,26 @@ pub enum Line<'a> {
 impl<'a> Input<'a> {
     /// The text of a transaction, with at most so many chains in one step.
     pub fn new(transaction: &'a Transaction, chains_per_step: usize) -> Self {
-        let steps = transaction.sections().flat_map(|section| steps(section, chains_per_step.max(1)));
-        Input { steps: steps.collect() }
+        Input { transaction, chains_per_step: chains_per_step.max(1), steps: OnceLock::new() }
     }
 
-    /// Writes it.
+    /// Writes it, one table after the other: whoever reads the first has something to do while the second is put in order.
     pub fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
-        self.steps.iter().try_for_each(|step| step.write_to(out))
+        for section in self.transaction.sections() {
+            steps(section, self.chains_per_step).iter().try_for_each(|step| step.write_to(out))?;
+            out.flush()?;
+        }
+        Ok(())
     }
 
     /// What the line with this number is about, and whether earlier steps had been committed when it was read. The first line is 1,
     /// as in the messages of `iptables-restore`.
     pub fn line(&self, number: usize) -> Option<(Line<'a>, bool)> {
         let mut number = number.checked_sub(1)?;
-        for (index, step) in self.steps.iter().enumerate() {
+        let steps = self.steps.get_or_init(|| {
+            self.transaction.sections().flat_map(|section| steps(section, self.chains_per_step)).collect()
+        });
+        for (index, step) in steps.iter().enumerate() {
             if number < step.lines() {
                 return Some((step.line(number), index > 0));
             }

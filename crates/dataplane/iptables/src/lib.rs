@@ -1,7 +1,7 @@
 //! The iptables dataplane: kube-proxy's rules, byte for byte, kept up to date through the iptables programs.
 //!
-//! [`render`] turns the desired state into rules, [`diff`] finds the chains that differ from what the kernel acknowledged,
-//! [`command`] hands them to `iptables-restore`. [`IptablesDataplane`] ties this together for one family. `docs/iptables.md` shows the
+//! [`render`] turns the desired state into rules, [`diff`] finds the chains that differ from what the kernel acknowledged ([`draft`]:
+//! from what its tables have), [`command`] hands them to `iptables-restore`. [`IptablesDataplane`] ties this together for one family. `docs/iptables.md` shows the
 //! path of a packet and how to look at the rules.
 
 mod aside;
@@ -10,6 +10,7 @@ pub mod command;
 mod counters;
 mod dataplane;
 pub mod diff;
+pub mod draft;
 mod error;
 mod full;
 pub mod input;

@@ -1,31 +1,31 @@
 //! What the kernel has acknowledged, and what it is to have next.
 
-use std::cell::OnceCell;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use portwarden_model::{NamespacedName, ProxiedService};
 
 use crate::render::{Context, FixedRules, OwnChains, SharedLines};
 use crate::table::Table;
 
-/// One Service as rendered. Its own chains are not kept: they follow from the Service and the context, and are most of the text.
+/// One Service as rendered, when first asked for. Its own chains are not kept: they follow from the Service and the context, and are
+/// most of the text.
 #[derive(Debug, Clone)]
 pub struct Entry {
     service: Arc<ProxiedService>,
     context: Arc<Context>,
-    shared: SharedLines,
+    shared: OnceLock<SharedLines>,
     /// How many rules its own chains have, once they were rendered.
-    own_rules: OnceCell<usize>,
+    own_rules: OnceLock<usize>,
 }
 
 impl Entry {
-    /// Renders a Service.
+    /// A Service that is to be rendered.
     pub fn new(service: &Arc<ProxiedService>, context: &Arc<Context>) -> Entry {
         Entry {
-            shared: SharedLines::render(service, context),
-            own_rules: OnceCell::new(),
+            shared: OnceLock::new(),
+            own_rules: OnceLock::new(),
             service: service.clone(),
             context: context.clone(),
         }
@@ -33,7 +33,7 @@ impl Entry {
 
     /// Its lines in chains that all Services share.
     pub fn shared(&self) -> &SharedLines {
-        &self.shared
+        self.shared.get_or_init(|| SharedLines::render(&self.service, &self.context))
     }
 
     /// Its own chains.
@@ -57,7 +57,7 @@ impl Entry {
 
     fn rules(&self, table: Table) -> usize {
         let own = || *self.own_rules.get_or_init(|| OwnChains::render(&self.service, &self.context).rules());
-        self.shared.count(table) + if table == Table::Nat { own() } else { 0 }
+        self.shared().count(table) + if table == Table::Nat { own() } else { 0 }
     }
 }
 

@@ -129,12 +129,50 @@ impl Section {
         self.rule_lines += count;
     }
 
-    /// Appends the rules of another section.
-    pub fn append_rules(&mut self, other: Section) {
-        let before = self.rule_lines;
-        self.owners.extend(other.owners.into_iter().map(|(first, owner)| (before + first, owner)));
+    /// Appends the chains of another section with their rules.
+    pub(crate) fn append(&mut self, other: Section) {
+        let (name_start, start, first_line) = (self.names.len(), self.rules.len(), self.rule_lines);
+        self.chains.extend(other.chains.into_iter().map(|chain| Chain {
+            name_end: name_start + chain.name_end,
+            start: start + chain.start,
+            first_line: first_line + chain.first_line,
+        }));
+        self.names.push_str(&other.names);
         self.rules.push_str(&other.rules);
         self.rule_lines += other.rule_lines;
+        self.owners.extend(other.owners.into_iter().map(|(first, owner)| (first_line + first, owner)));
+    }
+
+    /// Leaves out the chains that are not wanted, with their rules. `wanted` gets a chain's index, name and rules.
+    pub(crate) fn retain_chains(&mut self, mut wanted: impl FnMut(usize, &str, &str) -> bool) {
+        let all = 0..self.chains.len();
+        let kept: Vec<usize> =
+            all.filter(|index| wanted(*index, self.chain_name(*index), self.chain_rules(*index))).collect();
+        if kept.len() == self.chains.len() {
+            return;
+        }
+        let mut section = Section::new(self.table);
+        kept.into_iter().for_each(|index| section.copy_chain(self, index));
+        section.inserts = std::mem::take(&mut self.inserts);
+        section.deletes = std::mem::take(&mut self.deletes);
+        *self = section;
+    }
+
+    fn copy_chain(&mut self, from: &Section, index: usize) {
+        self.make_chain(from.chain_name(index));
+        let first = from.first_line(index);
+        let end = from.first_line(index + 1);
+        if first == end {
+            return;
+        }
+        let run = from.owners.partition_point(|(start, _)| *start <= first).saturating_sub(1);
+        for (start, owner) in from.owners.iter().skip(run).take_while(|(start, _)| *start < end) {
+            if self.owners.last().is_none_or(|(_, last)| last != owner) {
+                self.owners.push((self.rule_lines + start.saturating_sub(first), owner.clone()));
+            }
+        }
+        self.rules.push_str(from.chain_rules(index));
+        self.rule_lines += end - first;
     }
 
     /// Puts a rule, a whole line with `-I`, at the front of a built-in chain.
@@ -170,11 +208,6 @@ impl Section {
         self.rule_lines
     }
 
-    /// The rules written so far.
-    pub fn rules_text(&self) -> &str {
-        &self.rules
-    }
-
     /// How many chains are made or emptied; they have indices below.
     pub fn chains(&self) -> usize {
         self.chains.len()
@@ -196,8 +229,12 @@ impl Section {
 
     /// How many rules a chain has.
     pub fn chain_lines(&self, index: usize) -> usize {
-        let first = self.chains.get(index).map_or(self.rule_lines, |chain| chain.first_line);
-        self.chains.get(index + 1).map_or(self.rule_lines, |next| next.first_line) - first
+        self.first_line(index + 1) - self.first_line(index)
+    }
+
+    /// The number of a chain's first rule among all.
+    fn first_line(&self, index: usize) -> usize {
+        self.chains.get(index).map_or(self.rule_lines, |chain| chain.first_line)
     }
 
     /// Whose the rule of a chain with this position is.
@@ -215,5 +252,65 @@ impl Section {
     /// Chains that are removed.
     pub fn deletes(&self) -> &[String] {
         &self.deletes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn section(services: &[&str]) -> Section {
+        let mut section = Section::new(Table::Nat);
+        section.make_chain("KUBE-SERVICES");
+        for service in services {
+            section.push_rules(&format!("-A KUBE-SERVICES {service}\n"), Some(&name(service)));
+        }
+        section.push_rules("-A KUBE-SERVICES last\n", None);
+        section.make_chain("KUBE-PROXY-CANARY");
+        for service in services {
+            section.make_chain(service);
+            section.push_rules(&format!("-A {service} 1\n-A {service} 2\n"), Some(&name(service)));
+        }
+        section
+    }
+
+    fn name(service: &str) -> NamespacedName {
+        NamespacedName::new("demo", service)
+    }
+
+    /// A chain's name, its rules and their owners.
+    type Shown<'a> = (&'a str, Vec<(&'a str, Option<&'a NamespacedName>)>);
+
+    fn chains(section: &Section) -> Vec<Shown<'_>> {
+        let rules = |index| {
+            let lines = section.chain_rules(index).lines().enumerate();
+            lines.map(|(position, rule)| (rule, section.owner(index, position))).collect()
+        };
+        (0..section.chains()).map(|index| (section.chain_name(index), rules(index))).collect()
+    }
+
+    #[test]
+    fn chains_that_stay_keep_their_rules_and_their_owners() {
+        let all = section(&["A", "B", "C"]);
+        for wanted in 0..1 << all.chains() {
+            let is_wanted = |index: usize| wanted & (1 << index) != 0;
+            let mut some = all.clone();
+            some.delete_chain("OLD");
+            some.retain_chains(|index, _, _| is_wanted(index));
+            let expected: Vec<_> =
+                chains(&all).into_iter().enumerate().filter(|(i, _)| is_wanted(*i)).collect();
+            assert_eq!(chains(&some), expected.into_iter().map(|(_, chain)| chain).collect::<Vec<_>>());
+            assert_eq!(some.rules(), chains(&some).iter().map(|(_, rules)| rules.len()).sum::<usize>());
+            assert_eq!(some.deletes(), ["OLD"]);
+        }
+    }
+
+    #[test]
+    fn sections_are_joined_with_their_owners() {
+        let (first, second) = (section(&["A", "B"]), section(&["B", "C"]));
+        let mut both = first.clone();
+        both.append(second.clone());
+        assert_eq!(chains(&both), [chains(&first), chains(&second)].concat());
+        assert_eq!(both.rules(), first.rules() + second.rules());
     }
 }

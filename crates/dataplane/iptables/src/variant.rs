@@ -6,7 +6,6 @@ use portwarden_model::Family;
 
 use crate::command::{Programs, Variant};
 use crate::names::SERVICES;
-use crate::saved::Saved;
 use crate::table::Table;
 
 /// The other implementation, if it holds rules of this mode: they apply beside ours, and nothing we do changes them. Such rules stay
@@ -18,8 +17,8 @@ pub fn other_rules(family: Family, used: Variant) -> Option<Variant> {
         Variant::Nft | Variant::FromPath => return None,
     };
     // Often not installed; then nobody here can have used it.
-    let text = Programs::new(family, other).save(Table::Nat).ok()?;
-    Saved::parse(&text).has_chain(SERVICES).then_some(other)
+    let saved = Programs::new(family, other).read(Table::Nat).ok()?;
+    saved.has_chain(SERVICES).then_some(other)
 }
 
 /// Asking the old programs would create their tables, so the kernel is asked first.

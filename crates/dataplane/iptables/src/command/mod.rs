@@ -12,6 +12,7 @@ use portwarden_model::{Family, NamespacedName};
 
 use crate::error::Error;
 use crate::input::{Input, Line};
+use crate::saved::{Reader, Saved};
 use crate::table::Table;
 use crate::transaction::Transaction;
 
@@ -211,6 +212,16 @@ impl Programs {
     pub fn save(&self, table: Table) -> Result<String, Error> {
         let arguments = ["-t", table.as_str()];
         Process::new(&self.save, &arguments, &self.environment).run(self.limit, None)?.into_output()
+    }
+
+    /// The chains and rules of a table, taken in while they are printed.
+    pub fn read(&self, table: Table) -> Result<Saved, Error> {
+        let arguments = ["-t", table.as_str()];
+        let mut reader = Reader::default();
+        Process::new(&self.save, &arguments, &self.environment)
+            .stream(self.limit, None, &mut |piece| reader.push(piece))?
+            .successful()?;
+        Ok(reader.finish())
     }
 
     /// Carries out a transaction.

@@ -18,8 +18,9 @@ use nix::unistd::Pid;
 
 use crate::error::Error;
 
-/// Time between two looks at a program that has closed its output but not ended: nothing announces the end.
-const INTERVAL: Duration = Duration::from_millis(1);
+/// Times between two looks at a program that has closed its output but not ended: nothing announces the end, which is usually near.
+const FIRST_INTERVAL: Duration = Duration::from_micros(20);
+const LAST_INTERVAL: Duration = Duration::from_millis(1);
 
 /// What a pipe shall hold: with the usual 64 KiB both sides wait for each other hundreds of times.
 const PIPE_BYTES: i32 = 1 << 20;
@@ -33,6 +34,9 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// Writes what a program is to read.
 pub(super) type Input<'a> = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + Send + 'a>;
+
+/// Takes in what a program prints, piece by piece.
+pub(super) type Output<'a> = &'a mut dyn FnMut(&[u8]);
 
 /// A program that is about to run.
 pub(super) struct Process {
@@ -62,15 +66,30 @@ impl Process {
     }
 
     /// Runs it. After `limit` it is killed.
-    pub(super) fn run(mut self, limit: Duration, input: Option<Input<'_>>) -> Result<Finished, Error> {
+    pub(super) fn run(self, limit: Duration, input: Option<Input<'_>>) -> Result<Finished, Error> {
+        let mut output = Vec::new();
+        let finished = self.stream(limit, input, &mut |piece| output.extend_from_slice(piece))?;
+        Ok(Finished { output: text(output), ..finished })
+    }
+
+    /// The same; what it prints goes to `output` while it runs.
+    pub(super) fn stream(
+        mut self,
+        limit: Duration,
+        input: Option<Input<'_>>,
+        output: Output<'_>,
+    ) -> Result<Finished, Error> {
         let deadline = Instant::now() + limit;
         let mut child = self.command.spawn().map_err(|source| Error::Start {
             program: self.command.get_program().to_string_lossy().into_owned(),
             source,
         })?;
         let pipe = |source| Error::Pipe { command: self.text.clone(), source };
-        let (output, errors) = match converse(&mut child, input, deadline) {
-            Ok(Some(said)) => said,
+        let running = tracing::debug_span!("program", command = %self.text).entered();
+        let said = converse(&mut child, input, output, deadline);
+        drop(running);
+        let errors = match said {
+            Ok(Some(errors)) => errors,
             Ok(None) => {
                 stop(&mut child);
                 return Err(Error::TimedOut { command: self.text, limit });
@@ -80,26 +99,29 @@ impl Process {
                 return Err(pipe(source));
             }
         };
+        let mut interval = FIRST_INTERVAL;
         loop {
             if let Some(status) = child.try_wait().map_err(pipe)? {
                 let (status, code) = (status.to_string(), status.code());
-                return Ok(Finished { command: self.text, status, code, output, errors });
+                return Ok(Finished { command: self.text, status, code, output: String::new(), errors });
             }
             if Instant::now() >= deadline {
                 stop(&mut child);
                 return Err(Error::TimedOut { command: self.text, limit });
             }
-            thread::sleep(INTERVAL);
+            thread::sleep(interval);
+            interval = LAST_INTERVAL.min(interval * 2);
         }
     }
 }
 
-/// Writes the input and reads both outputs to their ends; `None` if that took too long.
+/// Writes the input and reads both outputs to their ends. Returns the messages; `None` if that took too long.
 fn converse(
     child: &mut Child,
     input: Option<Input<'_>>,
+    output: Output<'_>,
     deadline: Instant,
-) -> io::Result<Option<(String, String)>> {
+) -> io::Result<Option<String>> {
     let stdin = child.stdin.take();
     let stdout = child.stdout.take().map(OwnedFd::from);
     let stderr = child.stderr.take().map(OwnedFd::from);
@@ -107,7 +129,7 @@ fn converse(
         if let (Some(stdin), Some(input)) = (stdin, input) {
             scope.spawn(move || write_input(stdin, input));
         }
-        let said = read_all([stdout, stderr], deadline);
+        let said = read_all([stdout, stderr], output, deadline);
         if !matches!(said, Ok(Some(_))) {
             // Its end closes the pipes, which lets the writer end, for which the scope waits.
             stop(child);
@@ -117,41 +139,66 @@ fn converse(
 }
 
 /// Reads from both pipes until the program has closed them.
-fn read_all(pipes: [Option<OwnedFd>; 2], deadline: Instant) -> io::Result<Option<(String, String)>> {
-    let mut pipes = pipes.map(|pipe| pipe.map(File::from));
-    if let Some(output) = &pipes[0] {
-        widen(output);
+fn read_all(
+    pipes: [Option<OwnedFd>; 2],
+    output: Output<'_>,
+    deadline: Instant,
+) -> io::Result<Option<String>> {
+    let [mut stdout, mut stderr] = pipes.map(|pipe| pipe.map(File::from));
+    if let Some(stdout) = &stdout {
+        widen(stdout);
     }
-    let mut said = [Vec::new(), Vec::new()];
     let mut buffer = vec![0; BUFFER_BYTES];
-    while pipes.iter().any(Option::is_some) {
+    let mut printed = 0;
+    let mut errors = Vec::new();
+    while stdout.is_some() || stderr.is_some() {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Ok(None);
         }
-        let ready = ready(&pipes, left)?;
-        for ((pipe, said), ready) in pipes.iter_mut().zip(&mut said).zip(ready) {
-            let Some(open) = pipe.as_mut().filter(|_| ready) else { continue };
-            match open.read(&mut buffer) {
-                Ok(0) => *pipe = None,
-                Ok(length) => {
-                    said.extend_from_slice(buffer.get(..length).unwrap_or_default());
-                    if said.len() > BUFFER_BYTES && length < BUFFER_BYTES {
-                        thread::sleep(PAUSE);
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+        let [out_ready, err_ready] = ready([stdout.as_ref(), stderr.as_ref()], left)?;
+        if err_ready {
+            errors.extend_from_slice(read_piece(&mut stderr, &mut buffer)?);
+        }
+        if out_ready {
+            let piece = read_piece(&mut stdout, &mut buffer)?;
+            output(piece);
+            printed += piece.len();
+            if let Some(stdout) =
+                stdout.as_ref().filter(|_| printed > BUFFER_BYTES && piece.len() < BUFFER_BYTES)
+            {
+                pause(stdout);
             }
         }
     }
-    let [output, errors] = said.map(text);
-    Ok(Some((output, errors)))
+    Ok(Some(text(errors)))
+}
+
+/// Reads what there is; forgets the pipe at its end.
+fn read_piece<'a>(pipe: &mut Option<File>, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {
+    let Some(open) = pipe else { return Ok(&[]) };
+    let length = match open.read(buffer) {
+        Ok(0) => {
+            *pipe = None;
+            0
+        }
+        Ok(length) => length,
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+        Err(error) => return Err(error),
+    };
+    Ok(buffer.get(..length).unwrap_or_default())
+}
+
+/// Lets more come together in a pipe, unless nothing more can come: of that the kernel tells without being asked.
+fn pause(pipe: &File) {
+    let timeout = PollTimeout::try_from(PAUSE).unwrap_or(PollTimeout::ZERO);
+    // An interruption only makes the pause shorter.
+    let _ = poll(&mut [PollFd::new(pipe.as_fd(), PollFlags::empty())], timeout);
 }
 
 /// Waits until one of the pipes has something to tell, and says which.
-fn ready(pipes: &[Option<File>; 2], limit: Duration) -> io::Result<[bool; 2]> {
-    let open = || pipes.iter().enumerate().filter_map(|(index, pipe)| Some((index, pipe.as_ref()?)));
+fn ready(pipes: [Option<&File>; 2], limit: Duration) -> io::Result<[bool; 2]> {
+    let open = || pipes.iter().enumerate().filter_map(|(index, pipe)| Some((index, (*pipe)?)));
     let mut watched: Vec<_> = open().map(|(_, pipe)| PollFd::new(pipe.as_fd(), PollFlags::POLLIN)).collect();
     let timeout = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
     match poll(&mut watched, timeout) {

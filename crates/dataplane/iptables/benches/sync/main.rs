@@ -2,44 +2,59 @@
 //!
 //!     cargo bench -p portwarden-iptables [-- 1000 5000]
 //!
-//! Needs root: each run has a network namespace of its own. "own" is the processor time of this process, writing to the programs
-//! and reading from them included; "render" is the pure part alone.
+//! Needs root: each run has a network namespace of its own. The legend that it prints says what the columns are.
 
+mod running;
+
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
-use portwarden_iptables::diff::{self, SavedTables};
+use portwarden_iptables::diff;
+use portwarden_iptables::draft::Draft;
 use portwarden_iptables::plan::Plan;
 use portwarden_iptables::render::{Context, FixedRules, InvalidPackets, Mark};
 use portwarden_iptables::ruleset::Ruleset;
+use portwarden_iptables::saved::SavedTables;
 use portwarden_iptables::transaction::Transaction;
 use portwarden_iptables::{IptablesDataplane, Options, Variant};
 use portwarden_model::object::{EndpointSlice, Service};
 use portwarden_model::{Changes, Cluster, Dataplane, Desired, Event, Family, Interner, Settings, manifest};
 use portwarden_testkit::Namespace;
+use running::Running;
 
 const ENDPOINTS: usize = 10;
 const FAMILY: Family = Family::V4;
 
+const LEGEND: &str = "\
+input, lines: what iptables-restore reads
+render:       wall time of the pure part, apart from any program
+cpu:          processor time of this process: rendering, comparing, writing to the programs, reading from them, starting them
+their cpu:    processor time of the iptables programs
+wall:         from the call of the sync to its end
+alone:        wall time in which no iptables program was running, from its start until it has closed its outputs
+cpu %, alone %: their parts of the wall time; programs and this process run side by side on several cores";
+
 fn main() -> anyhow::Result<()> {
     let sizes: Vec<usize> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
     let sizes = if sizes.is_empty() { vec![1000, 5000] } else { sizes };
-    println!("services x {ENDPOINTS} endpoints, {FAMILY}");
+    let running = Running::install()?;
+    println!("{LEGEND}\nservices x {ENDPOINTS} endpoints, {FAMILY}");
     println!(
-        "{:<34} {:>10} {:>9} {:>11} {:>11} {:>11} {:>7}",
-        "", "input", "lines", "render", "own", "wall", "own %"
+        "{:<33} {:>9} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7} {:>7}",
+        "", "input", "lines", "render", "cpu", "their cpu", "wall", "alone", "cpu %", "alone %"
     );
     for size in sizes {
         for variant in [Variant::Nft, Variant::Legacy] {
-            run(size, variant)?;
+            run(size, variant, running)?;
         }
     }
     Ok(())
 }
 
-fn run(size: usize, variant: Variant) -> anyhow::Result<()> {
+fn run(size: usize, variant: Variant, running: &Running) -> anyhow::Result<()> {
     let mut cluster = Cluster::new(Settings::new("node-a"));
     let mut names = Interner::default();
     for number in 0..size {
@@ -51,54 +66,66 @@ fn run(size: usize, variant: Variant) -> anyhow::Result<()> {
     let _inside = namespace.enter()?;
     let mut dataplane = IptablesDataplane::new(FAMILY, Options { variant, ..Options::default() })?;
     let mut pure = Pure::default();
-    let mut line = |what: &str, cluster: &Cluster, changes: &Changes| -> anyhow::Result<()> {
+    let mut line = |what: &str, cluster: &Cluster, changes: &Changes, written: bool| -> anyhow::Result<()> {
         let desired = cluster.desired(FAMILY);
         let (transaction, render) = pure.sync(desired, changes);
-        let (own, wall) =
-            measure(|| dataplane.sync(desired, changes).map(drop).map_err(|e| anyhow::anyhow!(e)))?;
-        let bytes = transaction.to_string().len();
-        let share = 100.0 * own.as_secs_f64() / wall.as_secs_f64();
+        let times = Times::measure(running, || {
+            dataplane.sync(desired, changes).map(drop).map_err(|e| anyhow::anyhow!(e))
+        })?;
+        let (bytes, lines) =
+            if written { (transaction.to_string().len(), transaction.len()) } else { (0, 0) };
         let label = format!("{size} {variant:?}: {what}");
-        println!(
-            "{label:<34} {bytes:>10} {:>9} {render:>11.1?} {own:>11.1?} {wall:>11.1?} {share:>6.2}%",
-            transaction.len()
-        );
+        println!("{label:<33} {bytes:>9} {lines:>7} {render:>9.1?} {times}");
         Ok(())
     };
-    line("full, empty node", &cluster, &Changes::everything())?;
+    line("full, empty node", &cluster, &Changes::everything(), true)?;
     for round in 1..=3 {
         cluster.apply(Event::SliceApplied(slice(size / 2, round, &mut names)));
         let changes = cluster.resolve();
-        line("one endpoint", &cluster, &changes[FAMILY])?;
+        line("one endpoint", &cluster, &changes[FAMILY], true)?;
     }
     cluster.apply(Event::ServiceApplied(service(size, &mut names)));
     cluster.apply(Event::SliceApplied(slice(size, 0, &mut names)));
     let changes = cluster.resolve();
-    line("one new service", &cluster, &changes[FAMILY])?;
-    let desired = cluster.desired(FAMILY);
-    let (own, wall) = measure(|| {
-        dataplane.sync(desired, &Changes::everything()).map(drop).map_err(|e| anyhow::anyhow!(e))
-    })?;
-    let label = format!("{size} {variant:?}: full, nothing differs");
-    println!(
-        "{label:<34} {:>10} {:>9} {:>11} {own:>11.1?} {wall:>11.1?} {:>6.2}%",
-        0,
-        0,
-        "",
-        100.0 * own.as_secs_f64() / wall.as_secs_f64()
-    );
-    Ok(())
+    line("one new service", &cluster, &changes[FAMILY], true)?;
+    line("full, nothing differs", &cluster, &Changes::everything(), false)
 }
 
-/// Processor time of this process and wall time.
-fn measure(work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<(Duration, Duration)> {
-    let (before, start) = (own_time()?, Instant::now());
-    work()?;
-    Ok((own_time()? - before, start.elapsed()))
+/// Where the time of a sync went.
+struct Times {
+    cpu: Duration,
+    their_cpu: Duration,
+    wall: Duration,
+    alone: Duration,
 }
 
-fn own_time() -> anyhow::Result<Duration> {
-    let usage = getrusage(UsageWho::RUSAGE_SELF)?;
+impl Times {
+    fn measure(running: &Running, work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<Times> {
+        let before = (processor_time(UsageWho::RUSAGE_SELF)?, processor_time(UsageWho::RUSAGE_CHILDREN)?);
+        let (start, running_before) = (Instant::now(), running.total());
+        work()?;
+        let (wall, run) = (start.elapsed(), running.total() - running_before);
+        Ok(Times {
+            cpu: processor_time(UsageWho::RUSAGE_SELF)? - before.0,
+            their_cpu: processor_time(UsageWho::RUSAGE_CHILDREN)? - before.1,
+            wall,
+            alone: wall.saturating_sub(run),
+        })
+    }
+}
+
+impl fmt::Display for Times {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Times { cpu, their_cpu, wall, alone } = self;
+        let share = |time: &Duration| 100.0 * time.as_secs_f64() / wall.as_secs_f64();
+        write!(f, "{cpu:>9.1?} {their_cpu:>9.1?} {wall:>9.1?} {alone:>9.1?}")?;
+        write!(f, " {:>6.2}% {:>6.2}%", share(cpu), share(alone))
+    }
+}
+
+/// Of this process, or of those that it started and that have ended.
+fn processor_time(whose: UsageWho) -> anyhow::Result<Duration> {
+    let usage = getrusage(whose)?;
     let time = usage.user_time() + usage.system_time();
     Ok(Duration::from_micros(u64::try_from(time.num_microseconds())?))
 }
@@ -127,7 +154,7 @@ impl Pure {
         let (plan, transaction);
         if changes.full {
             plan = Plan::everything(&self.installed, desired, context, fixed);
-            transaction = diff::everything(&plan.pending, &SavedTables::default(), FAMILY);
+            transaction = Draft::new(&plan.pending, FAMILY).compare(&mut SavedTables::default());
         } else {
             plan = Plan::changes(&self.installed, desired, changes, false, context, fixed);
             transaction = diff::changes(&self.installed, &plan.pending);

@@ -1,92 +1,74 @@
-//! What `iptables-save` printed, and whether a chain in it is what we would write. Pure.
+//! How `iptables-save` prints the rules that this crate renders. Pure.
 //!
-//! The tools print rules differently from how they read them. [`saved_form`] knows how, so that a full sync can leave chains alone
-//! that are right already; a chain that a tool of another version prints in yet another way is merely written once more.
+//! The tools print rules differently from how they read them. A chain that a tool of another version prints in yet another way is
+//! merely written once more.
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hasher};
 use std::sync::LazyLock;
 
 use portwarden_model::Family;
 
-/// The chains of one table with their rules, as printed.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Saved<'a> {
-    chains: HashMap<&'a str, &'a str>,
-}
+/// Stands for the rules of a chain as they are printed. Equal rules have equal fingerprints; that others have the same by chance is
+/// not to be expected with 64 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fingerprint(u64);
 
-impl<'a> Saved<'a> {
-    /// Reads the output of `iptables-save` for one table.
-    pub fn parse(text: &'a str) -> Self {
-        let mut chains = HashMap::new();
-        // The rules of a chain stand together: its name, and where they begin.
-        let mut block: Option<(&str, usize)> = None;
-        let mut start = 0;
-        for line in text.split_inclusive('\n') {
-            let rule = line.strip_prefix("-A ").map(first_word);
-            if let Some((name, from)) = block.filter(|(name, _)| rule != Some(name)) {
-                chains.insert(name, &text[from..start]);
-                block = None;
-            }
-            if let Some(name) = rule {
-                block = block.or(Some((name, start)));
-            } else if let Some(declared) = line.strip_prefix(':') {
-                chains.entry(first_word(declared)).or_insert("");
-            }
-            start += line.len();
-        }
-        chains.extend(block.map(|(name, from)| (name, &text[from..])));
-        Saved { chains }
-    }
-
-    /// Whether the chain exists.
-    pub fn has_chain(&self, name: &str) -> bool {
-        self.chains.contains_key(name)
-    }
-
-    /// All chains, built-in ones included, in no particular order.
-    pub fn chains(&self) -> impl Iterator<Item = &'a str> {
-        self.chains.keys().copied()
-    }
-
-    /// Whether a rule, given as for `iptables-restore`, is anywhere in its chain.
-    pub fn has_rule(&self, chain: &str, rule: &str, family: Family) -> bool {
-        let mut form = String::new();
-        saved_form(rule, family, &mut form);
-        self.chains.get(chain).is_some_and(|rules| rules.lines().any(|line| line == form))
-    }
-
-    /// Whether the chain has exactly these rules, given as for `iptables-restore`.
-    pub fn matches(&self, chain: &str, rules: &str, family: Family) -> bool {
-        let Some(saved) = self.chains.get(chain) else { return false };
-        let mut saved = saved.lines();
-        let mut form = String::new();
-        let mut matches = String::new();
-        let same = rules.lines().all(|rule| {
-            form.clear();
-            matches.clear();
-            write_saved_form(rule, family, &mut matches, &mut form);
-            saved.next() == Some(form.as_str())
-        });
-        same && saved.next().is_none()
+impl Default for Fingerprint {
+    /// That of a chain without rules.
+    fn default() -> Self {
+        FingerprintWriter::default().finish()
     }
 }
 
-fn first_word(text: &str) -> &str {
-    word_end(text).map_or(text.trim_end(), |end| &text[..end])
+/// Makes a fingerprint, rule by rule.
+#[derive(Debug, Clone, Default)]
+pub(super) struct FingerprintWriter(DefaultHasher);
+
+impl FingerprintWriter {
+    /// Adds a rule as it is printed, without the end of its line.
+    pub(super) fn rule(&mut self, printed: &str) {
+        self.0.write(printed.as_bytes());
+        self.0.write_u8(b'\n');
+    }
+
+    pub(super) fn finish(&self) -> Fingerprint {
+        Fingerprint(self.0.finish())
+    }
 }
 
-/// Where the first space is.
-fn word_end(text: &str) -> Option<usize> {
-    text.bytes().position(|byte| byte == b' ')
+/// Turns rules as given to `iptables-restore` into their printed form; its memory is used again for each.
+#[derive(Debug)]
+pub struct Forms {
+    family: Family,
+    form: String,
+    matches: String,
 }
 
-/// Appends how `iptables-save` prints a rule that was given to `iptables-restore` in the form that this crate renders.
-pub fn saved_form(rule: &str, family: Family, out: &mut String) {
-    write_saved_form(rule, family, &mut String::new(), out);
+impl Forms {
+    /// For rules of this family.
+    pub fn new(family: Family) -> Self {
+        Forms { family, form: String::new(), matches: String::new() }
+    }
+
+    /// How one rule is printed.
+    pub fn printed(&mut self, rule: &str) -> &str {
+        self.form.clear();
+        self.matches.clear();
+        write_form(rule, self.family, &mut self.matches, &mut self.form);
+        &self.form
+    }
+
+    /// What stands for the rules of a chain, whole lines.
+    pub fn fingerprint(&mut self, rules: &str) -> Fingerprint {
+        let mut fingerprint = FingerprintWriter::default();
+        rules.lines().for_each(|rule| fingerprint.rule(self.printed(rule)));
+        fingerprint.finish()
+    }
 }
 
-/// The same with memory for the matches that can be used again.
-fn write_saved_form(rule: &str, family: Family, matches: &mut String, out: &mut String) {
+/// Appends the printed form of a rule to `out`. `matches` lends its memory.
+fn write_form(rule: &str, family: Family, matches: &mut String, out: &mut String) {
     let mut form = Form { family, chain: "", addresses: [None; 4], matches };
     form.read(&mut Words(rule));
     push(out, &["-A ", form.chain]);
@@ -222,6 +204,11 @@ fn stored_probability(text: &str) -> String {
     format!("{stored:.11}")
 }
 
+/// Where the first space is.
+fn word_end(text: &str) -> Option<usize> {
+    text.bytes().position(|byte| byte == b' ')
+}
+
 /// Words separated by spaces; text in double quotes is one word, quotes included.
 struct Words<'a>(&'a str);
 
@@ -254,9 +241,7 @@ mod tests {
     use super::*;
 
     fn form(rule: &str, family: Family) -> String {
-        let mut out = String::new();
-        saved_form(rule, family, &mut out);
-        out
+        Forms::new(family).printed(rule).to_owned()
     }
 
     /// Each pair was read back from iptables 1.8.9 (both variants).
@@ -325,43 +310,5 @@ mod tests {
             form("-A C -m recent --name S --set -j S", Family::V6),
             "-A C -m recent --set --name S --mask ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff --rsource -j S"
         );
-    }
-
-    const TEXT: &str = "\
-# Generated by iptables-save
-*nat
-:PREROUTING ACCEPT [0:0]
-:KUBE-SVC-A - [0:0]
-:KUBE-SVC-B - [0:0]
--A PREROUTING -j KUBE-SVC-A
--A KUBE-SVC-A -s 10.0.0.1/32 -j KUBE-SVC-B
--A KUBE-SVC-A -j RETURN
-COMMIT
-# Completed
-";
-
-    #[test]
-    fn chains_are_compared_rule_by_rule() {
-        let saved = Saved::parse(TEXT);
-        let right = "-A KUBE-SVC-A -s 10.0.0.1 -j KUBE-SVC-B\n-A KUBE-SVC-A -j RETURN\n";
-        assert!(saved.matches("KUBE-SVC-A", right, Family::V4));
-        for wrong in ["", "-A KUBE-SVC-A -j RETURN\n", &format!("{right}-A KUBE-SVC-A -j RETURN\n")] {
-            assert!(!saved.matches("KUBE-SVC-A", wrong, Family::V4), "{wrong:?}");
-        }
-        assert!(saved.matches("KUBE-SVC-B", "", Family::V4));
-        assert!(!saved.matches("KUBE-SVC-C", "", Family::V4));
-        assert!(saved.has_rule("PREROUTING", "-A PREROUTING -j KUBE-SVC-A", Family::V4));
-        assert!(!saved.has_rule("PREROUTING", "-A PREROUTING -j KUBE-SVC-B", Family::V4));
-    }
-
-    #[test]
-    fn chains_without_rules_count_and_the_end_may_be_cut_off() {
-        let saved = Saved::parse(TEXT);
-        let mut names: Vec<_> = saved.chains().collect();
-        names.sort_unstable();
-        assert_eq!(names, ["KUBE-SVC-A", "KUBE-SVC-B", "PREROUTING"]);
-        let cut_off = Saved::parse(":A - [0:0]\n-A A -j RETURN");
-        assert!(cut_off.matches("A", "-A A -j RETURN\n", Family::V4));
-        assert_eq!(Saved::parse("").chains().count(), 0);
     }
 }

@@ -1,0 +1,164 @@
+//! Everything that the kernel is to have, compared with what its tables have. Pure.
+//!
+//! Reading the tables back takes `iptables-save` a while. All that can be done without its answer is a [`Draft`], made meanwhile.
+
+use std::thread;
+
+use portwarden_model::{Family, NamespacedName};
+
+use crate::diff::write_shared;
+use crate::names::is_service_chain;
+use crate::render::{OwnChains, SharedChain};
+use crate::ruleset::{Entry, Pending, Ruleset};
+use crate::saved::{Fingerprint, Forms, SavedTables};
+use crate::table::Table;
+use crate::transaction::{Section, Transaction};
+
+/// With fewer Services a second thread would not have ended sooner than it began.
+const SERVICES_FOR_TWO: usize = 200;
+
+/// All rules, as if the tables were empty.
+#[derive(Debug)]
+pub struct Draft {
+    transaction: Transaction,
+    forms: Forms,
+    /// What the first chains of the nat table will look like, printed.
+    foreseen: Vec<Fingerprint>,
+}
+
+impl Draft {
+    /// Renders everything. `pending` must tell about every Service.
+    pub fn new(pending: &Pending, family: Family) -> Draft {
+        let services: Vec<_> =
+            pending.services.iter().filter_map(|(name, entry)| Some((name, entry.as_ref()?))).collect();
+        // This thread has the shared chains besides, which are about a fifth of the work.
+        let here = if services.len() < SERVICES_FOR_TWO { services.len() } else { services.len() * 2 / 5 };
+        let (first, second) = services.split_at(here);
+        let render_second = || {
+            let mut section = Section::new(Table::Nat);
+            write_own(second, &mut section);
+            section
+        };
+        let transaction = thread::scope(|scope| {
+            let other =
+                (!second.is_empty()).then(|| thread::Builder::new().spawn_scoped(scope, render_second));
+            let mut transaction = Transaction::new();
+            write_common(pending, &mut transaction);
+            write_own(first, &mut transaction.nat);
+            if let Some(other) = other {
+                // If there was no thread to be had, it is done here.
+                let section = other.ok().and_then(|other| other.join().ok()).unwrap_or_else(render_second);
+                transaction.nat.append(section);
+            }
+            transaction
+        });
+        Draft { transaction, forms: Forms::new(family), foreseen: Vec::new() }
+    }
+
+    /// Works out what chains will look like, printed, as long as there is time for it. The comparison does the rest.
+    pub fn foresee(&mut self, is_time: impl Fn() -> bool) {
+        let nat = &self.transaction.nat;
+        while self.foreseen.len() < nat.chains() && is_time() {
+            let rules = nat.chain_rules(self.foreseen.len());
+            self.foreseen.push(self.forms.fingerprint(rules));
+        }
+    }
+
+    /// Leaves out the chains that are right already, and removes those of Services that are no longer wanted.
+    pub fn compare(self, saved: &mut SavedTables) -> Transaction {
+        let Draft { mut transaction, mut forms, foreseen } = self;
+        if let Some(saved) = &mut saved.filter {
+            transaction.filter.retain_chains(|_, name, rules| {
+                saved.claim(name).is_none_or(|printed| printed != forms.fingerprint(rules))
+            });
+        }
+        if let Some(saved) = &mut saved.nat {
+            transaction.nat.retain_chains(|index, name, rules| {
+                saved.claim(name).is_none_or(|printed| {
+                    let ours = foreseen.get(index).copied();
+                    printed != ours.unwrap_or_else(|| forms.fingerprint(rules))
+                })
+            });
+            let mut stale: Vec<_> = saved.unclaimed().filter(|name| is_service_chain(name)).collect();
+            stale.sort_unstable();
+            stale.into_iter().for_each(|name| transaction.nat.delete_chain(name));
+        }
+        transaction
+    }
+}
+
+/// Writes the chains that belong to no Service alone.
+fn write_common(pending: &Pending, transaction: &mut Transaction) {
+    for (table, chain, rules) in pending.fixed.chains() {
+        let section = transaction.section(table);
+        section.make_chain(chain);
+        section.push_rules(rules, None);
+    }
+    let nothing = Ruleset::default();
+    for chain in SharedChain::ALL {
+        let section = transaction.section(chain.table());
+        section.make_chain(chain.name());
+        write_shared(chain, &nothing, pending, section);
+    }
+}
+
+fn write_own(services: &[(&NamespacedName, &Entry)], nat: &mut Section) {
+    let mut own = OwnChains::default();
+    for (name, entry) in services {
+        entry.render_own(&mut own);
+        for (chain, rules, count) in own.counted() {
+            nat.make_chain(chain.as_str());
+            nat.push_counted(rules, count, Some(name));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::collections::BTreeMap;
+
+    use crate::render::{FixedRules, InvalidPackets, Mark};
+    use crate::saved::Saved;
+    use portwarden_model::NodePortAddresses;
+
+    fn pending() -> Pending {
+        let fixed = FixedRules::render(
+            Family::V4,
+            Mark(1 << 14),
+            InvalidPackets::Drop,
+            true,
+            &NodePortAddresses::All,
+        );
+        Pending { services: BTreeMap::new(), fixed }
+    }
+
+    fn saved() -> SavedTables {
+        let nat = "*nat\n:KUBE-MARK-MASQ - [0:0]\n:KUBE-SVC-OLD - [0:0]\n:KUBE-SEP-OLD - [0:0]\n:OTHERS - [0:0]\n\
+                   -A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000\nCOMMIT\n";
+        SavedTables { filter: None, nat: Some(Saved::parse(nat)) }
+    }
+
+    #[test]
+    fn what_is_right_stays_and_what_is_stale_goes() {
+        let everything = Draft::new(&pending(), Family::V4).compare(&mut SavedTables::default());
+        assert!(everything.nat.deletes().is_empty());
+        let transaction = Draft::new(&pending(), Family::V4).compare(&mut saved());
+        assert_eq!(transaction.filter, everything.filter);
+        assert_eq!(transaction.nat.chains(), everything.nat.chains() - 1);
+        assert!(!transaction.to_string().contains(":KUBE-MARK-MASQ"));
+        assert_eq!(transaction.nat.deletes(), ["KUBE-SEP-OLD", "KUBE-SVC-OLD"]);
+    }
+
+    #[test]
+    fn it_does_not_matter_how_much_was_foreseen() {
+        let expected = Draft::new(&pending(), Family::V4).compare(&mut saved());
+        for chains in 0..10usize {
+            let mut draft = Draft::new(&pending(), Family::V4);
+            let left = Cell::new(chains);
+            draft.foresee(|| left.replace(left.get().saturating_sub(1)) > 0);
+            assert_eq!(draft.compare(&mut saved()), expected, "with {chains} chains foreseen");
+        }
+    }
+}
