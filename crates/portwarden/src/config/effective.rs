@@ -192,3 +192,6 @@ fn over<T: Clone>(field: &mut Option<T>, flag: &Option<T>) {
 fn is_empty(text: &Option<String>) -> bool {
     text.as_ref().is_none_or(String::is_empty)
 }
+
+#[cfg(test)]
+mod tests;

@@ -191,14 +191,15 @@ fn gate_effects(feature: Feature) -> &'static [Effect] {
     match feature {
         // Only says which modes may be chosen.
         Feature::KubeProxyIpvs => &[],
-        Feature::NftablesNetlink | Feature::NftablesLocalhostNodePorts => &[Restart(Part::Dataplane)],
         Feature::AllowServiceExternalIps => &[Live(Part::Rules)],
-        Feature::ComponentFlagz | Feature::ComponentStatusz | Feature::NativeHistograms => {
-            &[Live(Part::MetricsServer)]
-        }
+        Feature::ComponentFlagz | Feature::ComponentStatusz => &[Live(Part::MetricsServer)],
         // Only say which settings may be made.
         Feature::LoggingBetaOptions | Feature::LoggingAlphaOptions => &[],
-        Feature::WatchListClient => &[Restart(Part::Source)],
+        // Without effect, whatever they are set to.
+        Feature::NftablesNetlink
+        | Feature::NftablesLocalhostNodePorts
+        | Feature::NativeHistograms
+        | Feature::WatchListClient => &[],
     }
 }
 

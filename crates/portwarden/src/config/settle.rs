@@ -11,7 +11,7 @@ use std::fmt;
 
 use super::decode::{Decoded, Remark};
 use super::effective::effective;
-use super::gates::{FeatureGates, GateNotice};
+use super::gates::{FeatureGates, GateNotice, GateWithoutEffect};
 use super::problems::Problems;
 use super::settled::{Mode, Settled};
 use crate::flags::{Flags, Program};
@@ -34,6 +34,8 @@ pub enum Notice {
     FlagsIgnored(Vec<&'static str>),
     /// A feature gate that will go (warning).
     Gate(GateNotice),
+    /// A feature gate that was changed without effect (warning).
+    GateWithoutEffect(GateWithoutEffect),
     /// The mode was not chosen, and the default will change (error, and an Event).
     ModeDefaulted,
     /// The ipvs mode will go (error, and an Event).
@@ -54,6 +56,7 @@ pub fn settle(program: Program, flags: &Flags, file: Option<&Decoded>) -> Result
     let gates = match FeatureGates::with(&settings) {
         Ok((gates, gate_notices)) => {
             notices.extend(gate_notices.into_iter().map(Notice::Gate));
+            notices.extend(gates.changed_without_effect().map(Notice::GateWithoutEffect));
             gates
         }
         Err(gate_problems) => {
@@ -82,6 +85,7 @@ impl fmt::Display for Notice {
                 write!(f, "flags without effect because --config is given: {}", names.join(", "))
             }
             Notice::Gate(notice) => notice.fmt(f),
+            Notice::GateWithoutEffect(gate) => gate.fmt(f),
             Notice::ModeDefaulted => f.write_str(
                 "no proxy mode was chosen, so iptables is used; from Kubernetes 1.40 the default is nftables, and \
                  `mode: iptables` (or --proxy-mode=iptables) keeps today's",

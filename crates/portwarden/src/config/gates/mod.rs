@@ -30,14 +30,15 @@ impl Stage {
     }
 }
 
-/// The gates that change what this program does; every other gate is accepted without effect.
+/// The gates that kube-proxy acts on; every other gate is accepted without effect. So are a few of these, see
+/// [`FeatureGates::changed_without_effect`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Feature {
     /// Mode `ipvs` may be chosen.
     KubeProxyIpvs,
-    /// nftables over netlink instead of the `nft` program.
+    /// nftables over netlink instead of the `nft` program. Without effect.
     NftablesNetlink,
-    /// TCP node ports on loopback addresses in nftables mode.
+    /// TCP node ports on loopback addresses in nftables mode. Without effect.
     NftablesLocalhostNodePorts,
     /// `spec.externalIPs` of Services are served.
     AllowServiceExternalIps,
@@ -45,18 +46,18 @@ pub enum Feature {
     ComponentFlagz,
     /// The page `/statusz`.
     ComponentStatusz,
-    /// Native histograms in protobuf scrapes.
+    /// Native histograms in protobuf scrapes. Without effect.
     NativeHistograms,
     /// Log format `json`.
     LoggingBetaOptions,
     /// Separate streams and buffers for logs.
     LoggingAlphaOptions,
-    /// The first list arrives as a stream of watch events.
+    /// The first list arrives as a stream of watch events. Without effect.
     WatchListClient,
 }
 
 impl Feature {
-    /// Every feature with an effect.
+    /// Every feature.
     pub const ALL: [Feature; 10] = [
         Feature::KubeProxyIpvs,
         Feature::NftablesNetlink,
@@ -130,6 +131,34 @@ pub enum GateProblem {
     },
 }
 
+/// The gates that kube-proxy acts on and this program does not, and what holds whatever they are set to.
+const WITHOUT_EFFECT: &[(Feature, &str)] = &[
+    (Feature::NftablesNetlink, "mode nftables always speaks netlink"),
+    (
+        Feature::NftablesLocalhostNodePorts,
+        "in mode nftables, node ports are not proxied on loopback addresses; mode iptables does that for 127.0.0.1",
+    ),
+    (Feature::NativeHistograms, "metrics are shown as text only"),
+    (Feature::WatchListClient, "the first list is a stream wherever the API server offers that"),
+];
+
+/// A gate was changed without effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GateWithoutEffect {
+    /// The gate.
+    pub name: &'static str,
+    /// The value it has.
+    pub value: bool,
+    /// What holds all the same.
+    pub instead: &'static str,
+}
+
+impl fmt::Display for GateWithoutEffect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "feature gate {} is {}, which has no effect: {}", self.name, self.value, self.instead)
+    }
+}
+
 /// A gate was set that will cease to exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GateNotice {
@@ -188,7 +217,7 @@ impl FeatureGates {
         if problems.is_empty() { Ok((gates, notices)) } else { Err(problems) }
     }
 
-    /// Whether a feature with an effect is on.
+    /// Whether a feature is on.
     pub fn enabled(&self, feature: Feature) -> bool {
         self.is_on(feature.name())
     }
@@ -196,6 +225,14 @@ impl FeatureGates {
     /// Every gate in order of name with whether it is on, as the metric `kubernetes_feature_enabled` shows them.
     pub fn iter(&self) -> impl Iterator<Item = (&Gate, bool)> {
         self.gates.values().map(|(gate, on)| (gate, *on))
+    }
+
+    /// The gates that are not as they are by default although that changes nothing here, and what holds instead.
+    pub fn changed_without_effect(&self) -> impl Iterator<Item = GateWithoutEffect> {
+        WITHOUT_EFFECT.iter().filter_map(|(feature, instead)| {
+            let (gate, on) = self.gates.get(feature.name())?;
+            (*on != gate.default).then_some(GateWithoutEffect { name: gate.name, value: *on, instead })
+        })
     }
 
     fn is_on(&self, name: &str) -> bool {
@@ -262,6 +299,27 @@ mod tests {
         let gates = FeatureGates::default();
         let off: Vec<_> = Feature::ALL.into_iter().filter(|feature| !gates.enabled(*feature)).collect();
         assert_eq!(off, [Feature::NftablesLocalhostNodePorts, Feature::LoggingAlphaOptions]);
+    }
+
+    #[test]
+    fn a_gate_that_changes_nothing_is_named() {
+        assert_eq!(FeatureGates::default().changed_without_effect().next(), None);
+        let (gates, _) = with(&[
+            ("KubeProxyNFTablesLocalhostNodePorts", true),
+            ("WatchListClient", false),
+            ("NFTablesNetlink", true),
+            ("ComponentFlagz", false),
+        ])
+        .unwrap();
+        let named: Vec<String> = gates.changed_without_effect().map(|gate| gate.to_string()).collect();
+        assert_eq!(named.len(), 2, "{named:?}");
+        assert!(
+            named[0].starts_with(
+                "feature gate KubeProxyNFTablesLocalhostNodePorts is true, which has no effect: in mode nftables"
+            ),
+            "{named:?}"
+        );
+        assert!(named[1].starts_with("feature gate WatchListClient is false"), "{named:?}");
     }
 
     #[test]

@@ -72,11 +72,7 @@ fn changes_need_what_their_part_needs() {
         ("", "conntrack: {min: 1}", live(&[Part::Kernel])),
         ("", "oomScoreAdj: 1", live(&[Part::Process])),
         ("", "featureGates: {AllowServiceExternalIPs: false}", live(&[Part::Rules])),
-        (
-            "",
-            "featureGates: {AllBeta: false, LoggingBetaOptions: true}",
-            (vec![Part::MetricsServer], vec![Part::Dataplane, Part::Source]),
-        ),
+        ("", "featureGates: {AllBeta: false, LoggingBetaOptions: true}", live(&[Part::MetricsServer])),
         (
             "mode: nftables",
             "mode: nftables\nnftables: {syncPeriod: 1m}",
@@ -101,6 +97,7 @@ fn what_the_mode_does_not_use_needs_nothing() {
         ("mode: nftables", "mode: nftables\niptables: {masqueradeBit: 3, localhostNodePorts: false}"),
         ("", "winkernel: {sourceVip: x}\nwindowsRunAsService: true"),
         ("", "featureGates: {KubeProxyIPVS: false}"),
+        ("mode: nftables", "mode: nftables\nfeatureGates: {KubeProxyNFTablesLocalhostNodePorts: true}"),
     ] {
         let plan = plan(old, new);
         assert!(plan.is_empty() && !plan.changes.is_empty(), "{old:?} -> {new:?}: {plan:?}");

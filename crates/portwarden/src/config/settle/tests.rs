@@ -58,6 +58,10 @@ const RULES: &[(&str, &str)] = &[
         "KubeProxyConfiguration.KubeProxyNFTablesConfiguration.MasqueradeBit: Invalid value: 40: must be within the range [0, 31]",
     ),
     (
+        "mode: nftables\nnftables: {masqueradeBit: -1}",
+        "KubeProxyConfiguration.KubeProxyNFTablesConfiguration.MasqueradeBit: Invalid value: -1: must be within the range [0, 31]",
+    ),
+    (
         "mode: ipvs\nipvs: {tcpTimeout: -1s}",
         "KubeProxyConfiguration.KubeProxyIPVSConfiguration.TCPTimeout: Invalid value: \"-1s\": must be greater than or equal to 0",
     ),
@@ -134,12 +138,36 @@ const RULES: &[(&str, &str)] = &[
         "KubeProxyConfiguration.MinSyncPeriod: Invalid value: \"-1s\": must be greater than or equal to 0",
     ),
     (
+        "mode: nftables\nnftables: {minSyncPeriod: -1s}",
+        "KubeProxyConfiguration.MinSyncPeriod: Invalid value: \"-1s\": must be greater than or equal to 0",
+    ),
+    (
+        "mode: ipvs\nipvs: {minSyncPeriod: -1s}",
+        "KubeProxyConfiguration.MinSyncPeriod: Invalid value: \"-1s\": must be greater than or equal to 0",
+    ),
+    (
+        "mode: ipvs\nipvs: {syncPeriod: 10s, minSyncPeriod: 20s}",
+        "KubeProxyConfiguration.SyncPeriod: Invalid value: \"20s\": must be greater than or equal to KubeProxyConfiguration.MinSyncPeriod",
+    ),
+    (
+        "iptables: {syncPeriod: 10s, minSyncPeriod: 20s}",
+        "KubeProxyConfiguration.SyncPeriod: Invalid value: \"20s\": must be greater than or equal to KubeProxyConfiguration.MinSyncPeriod",
+    ),
+    (
         "mode: nftables\nnftables: {syncPeriod: 10s, minSyncPeriod: 20s}",
         "KubeProxyConfiguration.SyncPeriod: Invalid value: \"20s\": must be greater than or equal to KubeProxyConfiguration.MinSyncPeriod",
     ),
     (
         "bindAddress: 1.2.3",
         "KubeProxyConfiguration.BindAddress: Invalid value: \"1.2.3\": not a valid textual representation of an IP address",
+    ),
+    (
+        "bindAddress: '[::]'",
+        "KubeProxyConfiguration.BindAddress: Invalid value: \"[::]\": not a valid textual representation of an IP address",
+    ),
+    (
+        "bindAddress: 1.2.3.4:80",
+        "KubeProxyConfiguration.BindAddress: Invalid value: \"1.2.3.4:80\": not a valid textual representation of an IP address",
     ),
     (
         "healthzBindAddress: '[::1]'",
@@ -154,8 +182,24 @@ const RULES: &[(&str, &str)] = &[
         "KubeProxyConfiguration.HealthzBindAddress: Invalid value: \"0\": must be a valid port",
     ),
     (
+        "healthzBindAddress: 1.2.3.4:65536",
+        "KubeProxyConfiguration.HealthzBindAddress: Invalid value: \"65536\": must be a valid port",
+    ),
+    (
+        "healthzBindAddress: 1.2.3.4:http",
+        "KubeProxyConfiguration.HealthzBindAddress: Invalid value: \"http\": must be a valid port",
+    ),
+    (
         "metricsBindAddress: local",
         "KubeProxyConfiguration.MetricsBindAddress: Invalid value: \"local\": must be IP:port",
+    ),
+    (
+        "metricsBindAddress: host:80",
+        "KubeProxyConfiguration.MetricsBindAddress: Invalid value: \"host\": must be a valid IP",
+    ),
+    (
+        "metricsBindAddress: 1.2.3.4:0",
+        "KubeProxyConfiguration.MetricsBindAddress: Invalid value: \"0\": must be a valid port",
     ),
     (
         "metricsBindAddress: 1.2.3.4:65536",
@@ -166,12 +210,20 @@ const RULES: &[(&str, &str)] = &[
         "KubeProxyConfiguration.NodePortAddresses[1]: Invalid value: \"Primary\": must be a valid CIDR or one of the keywords 'primary', 'localhost', 'all'",
     ),
     (
+        "nodePortAddresses: [10.0.0.1]",
+        "KubeProxyConfiguration.NodePortAddresses[0]: Invalid value: \"10.0.0.1\": must be a valid CIDR or one of the keywords 'primary', 'localhost', 'all'",
+    ),
+    (
         "nodePortAddresses: [all, 10.0.0.0/8, 10.0.0.0/8, all]",
         "KubeProxyConfiguration.NodePortAddresses[3]: Duplicate value: \"all\"",
     ),
     (
         "showHiddenMetricsForVersion: '1.37'",
         "KubeProxyConfiguration.ShowHiddenMetricsForVersion: Invalid value: \"1.37\": only the previous minor version, 1.36, is allowed",
+    ),
+    (
+        "showHiddenMetricsForVersion: '1.35'",
+        "KubeProxyConfiguration.ShowHiddenMetricsForVersion: Invalid value: \"1.35\": only the previous minor version, 1.36, is allowed",
     ),
     (
         "detectLocalMode: Nowhere",
@@ -603,6 +655,10 @@ fn notices_say_what_to_do() {
             "feature gate KubeProxyIPVS is set to true, but it is deprecated and a future release will not know it",
         ]
     );
+    let Settlement { notices, .. } =
+        from_file("mode: nftables\nfeatureGates: {KubeProxyNFTablesLocalhostNodePorts: true}").unwrap();
+    assert!(matches!(notices.as_slice(), [Notice::GateWithoutEffect(_)]), "{notices:?}");
+    assert!(notices[0].to_string().contains("which has no effect"), "{}", notices[0]);
     assert!(Notice::ModeDefaulted.to_string().contains("--proxy-mode=iptables"));
     assert!(Notice::IpvsDeprecated.to_string().contains("nftables"));
     assert_eq!(

@@ -102,9 +102,8 @@ const SOURCES: &[Flag] = &[
         Gates(|f| &mut f.feature_gates),
         "",
         "Feature gates to turn on or off. With an effect: AllowServiceExternalIPs, ComponentFlagz, ComponentStatusz, \
-         KubeProxyIPVS, KubeProxyNFTablesLocalhostNodePorts, LoggingAlphaOptions, LoggingBetaOptions, NFTablesNetlink, \
-         NativeHistograms, WatchListClient, and AllAlpha and AllBeta for whole stages. Every other gate of Kubernetes is \
-         accepted.",
+         KubeProxyIPVS, LoggingAlphaOptions, LoggingBetaOptions, and AllAlpha and AllBeta for whole stages. Every other \
+         gate of Kubernetes is accepted.",
     ),
 ];
 
