@@ -1,14 +1,15 @@
 //! The command line: parse, build, run, report. The exit status is chosen here.
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
-use tracing::{error, info, warn};
+use tracing::{error, info};
 
 use crate::app::{self, App, Order, Signals};
-use crate::config::{self, Notice, Settlement};
+use crate::config::{self, Settlement};
 use crate::flags::{self, Action, Flags, Invocation, Program};
 use crate::logging::{self, Logs, end_on_panic};
 
@@ -88,13 +89,20 @@ fn carry_out(program: Program, flags: Flags) -> anyhow::Result<()> {
         Err(_) => Arc::default(),
     };
     logs.start();
-    let Settlement { settled, notices } = loaded?;
-    notices.iter().for_each(tell);
-    if settled.logging.verbosity >= 1 {
+    let settlement = loaded?;
+    settlement.notices.iter().for_each(app::tell);
+    if settlement.settled.logging.verbosity >= 1 {
         for (name, value) in flags.listing(program) {
-            info!("FLAG: --{name}={value:?}");
+            info!(target: logging::PLAIN, "FLAG: --{name}={value:?}");
         }
     }
+    // Told here and again by the caller, as the reference does: some look for this line, some for the other.
+    act(program, flags, settlement, logs)
+        .inspect_err(|error| error!(err = format!("{error:#}"), "Error running ProxyServer"))
+}
+
+fn act(program: Program, flags: Flags, settlement: Settlement, logs: Arc<Logs>) -> anyhow::Result<()> {
+    let Settlement { settled, notices } = settlement;
     match flags.action() {
         Action::WriteConfig(path) => {
             std::fs::write(&path, config::to_yaml(&settled.document))
@@ -123,12 +131,17 @@ fn run(order: Order, logs: Arc<Logs>) -> anyhow::Result<()> {
         let mut signals = Signals::new().context("cannot listen to signals")?;
         let app = App::start(order, logs).await?;
         let (healthz, metrics) = app.bound();
-        info!(healthz = ?healthz, metrics = ?metrics, "Started");
+        info!(healthz = listening(healthz), metrics = listening(metrics), "Started");
         app.run(&mut signals).await
     });
     // Nothing that still runs in the background may hold up the end.
     runtime.shutdown_background();
     result
+}
+
+/// An address as an operator would type it.
+fn listening(bound: Option<SocketAddr>) -> String {
+    bound.map_or_else(|| "not listening".to_owned(), |address| address.to_string())
 }
 
 fn clean_up() -> anyhow::Result<()> {
@@ -141,15 +154,5 @@ fn clean_up() -> anyhow::Result<()> {
         count => anyhow::bail!(
             "encountered an error while tearing down rules: {count} of the steps failed, see above"
         ),
-    }
-}
-
-fn tell(notice: &Notice) {
-    match notice {
-        Notice::LenientDecoding(_) => info!("{notice}"),
-        Notice::FlagsIgnored(_) | Notice::Gate(_) => warn!("{notice}"),
-        Notice::ModeDefaulted | Notice::IpvsDeprecated => {
-            error!(err = %notice, "Kube-proxy configuration may be incomplete or incorrect");
-        }
     }
 }

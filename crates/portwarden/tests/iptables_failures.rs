@@ -6,7 +6,7 @@ mod support;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use support::{HEALTH, Rig, cluster_cidr, node, service, slice};
 
 const V4: &str = "10.96.0.53";
@@ -16,10 +16,7 @@ const V6: &str = "fd00:10:96::53";
 fn node_with_broken_restore(script: &str) -> Result<Rig> {
     let mut rig = Rig::new()?;
     rig.use_iptables("nft")?;
-    let program = rig.path("bin").join("iptables-restore");
-    fs::remove_file(&program)?;
-    fs::write(&program, format!("#!/bin/sh\n{script}\n"))?;
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+    replace(&rig, "iptables-restore", script)?;
     let pod = rig.topology.pod(0).ip();
     rig.objects(&[
         node(),
@@ -32,6 +29,14 @@ fn node_with_broken_restore(script: &str) -> Result<Rig> {
     Ok(rig)
 }
 
+/// Puts a script in the place of one of the programs.
+fn replace(rig: &Rig, program: &str, script: &str) -> Result<()> {
+    let program = rig.path("bin").join(program);
+    fs::remove_file(&program)?;
+    fs::write(&program, format!("#!/bin/sh\n{script}\n"))?;
+    Ok(fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?)
+}
+
 fn last_sync(family: &str) -> String {
     format!("kubeproxy_sync_proxy_rules_last_timestamp_seconds{{ip_family=\"{family}\"}}")
 }
@@ -41,6 +46,8 @@ fn is_explained_and_overcome(script: &str, explanation: &str) -> Result<()> {
     let rig = node_with_broken_restore(script)?;
     rig.wait_until("the first sync of the other family", || Ok(rig.metric(&last_sync("IPv6"))? > 0.0))?;
     rig.wait_for_log(explanation)?;
+    rig.wait_for_log("\"Failed to execute iptables-restore\" ipFamily=\"IPv4\" err=")?;
+    rig.wait_for_log("\"Sync failed\" ipFamily=\"IPv4\" mode=\"iptables\" retryingTime=")?;
     rig.wait_until("health to turn", || Ok(rig.get(HEALTH, "/healthz")?.0 == 503))?;
     ensure!(rig.metric(&last_sync("IPv4")).unwrap_or(0.0) == 0.0, "IPv4 cannot be in force");
     let failures = "kubeproxy_sync_proxy_rules_iptables_restore_failures_total";
@@ -74,4 +81,23 @@ fn a_missing_kernel_module_is_explained_and_overcome() -> Result<()> {
 #[test]
 fn a_program_that_cannot_run_is_explained_and_overcome() -> Result<()> {
     is_explained_and_overcome("exit 127", "(exit status: 127): it gave no reason")
+}
+
+#[test]
+fn a_family_without_iptables_is_left_out_and_a_host_without_any_is_told() -> Result<()> {
+    let mut rig = Rig::new()?;
+    rig.use_iptables("nft")?;
+    rig.objects(&[node()])?;
+    replace(&rig, "ip6tables", "exit 1")?;
+    rig.start(&["--proxy-mode=iptables"])?;
+    rig.wait_for_log("\"No iptables support for family\" ipFamily=\"IPv6\"")?;
+    rig.wait_for_log("\"kube-proxy running in single-stack mode\" ipFamily=\"IPv4\"")?;
+    rig.wait_until("the first sync", || Ok(rig.metric(&last_sync("IPv4"))? > 0.0))?;
+    ensure!(rig.metric(&last_sync("IPv6")).is_err(), "IPv6 is not served");
+    rig.kill();
+    replace(&rig, "iptables", "exit 1")?;
+    let command = rig.program().args(["--proxy-mode=iptables", "--conntrack-max-per-core=0"]);
+    let error = format!("{:#}", command.run().err().context("it cannot run")?);
+    ensure!(error.contains("iptables is not available on this host"), "{error}");
+    Ok(())
 }

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use portwarden::metrics::{BuildInfo, Metrics};
+use portwarden::metrics::{BuildInfo, Metrics, PacketCounter};
 use portwarden_model::{Family, Gauge, Timestamp, Totals};
 
 /// Of the reference's metrics, those that Portwarden does not have, and why.
@@ -147,6 +147,29 @@ fn metrics_that_need_an_occasion_have_the_right_shape() {
         let wanted = Shape { kind: kind.to_owned(), labels, buckets };
         assert_eq!(ours.get(&format!("kubeproxy_{name}")), Some(&wanted), "{name}");
     }
+}
+
+/// The kernel keeps these; a kernel that does not leaves them out.
+#[test]
+fn packets_that_the_kernel_counts_are_shown_where_it_does() {
+    let names = portwarden_iptables::PACKET_COUNTERS.map(|counter| counter.metric);
+    assert_eq!(
+        names,
+        [
+            "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
+            "kubeproxy_iptables_localhost_nodeports_accepted_packets_total"
+        ]
+    );
+    let metrics = used();
+    let counter = |name, value: Option<u64>| PacketCounter {
+        name,
+        help: "for this test",
+        read: Box::new(move || value),
+    };
+    metrics.mode.show_packets(vec![counter(names[0], Some(7)), counter(names[1], None)]);
+    let text = metrics.text();
+    let wanted = format!("# HELP {0} [ALPHA] for this test\n# TYPE {0} counter\n{0} 7\n", names[0]);
+    assert!(text.contains(&wanted) && !text.contains(names[1]), "{text}");
 }
 
 #[test]

@@ -274,6 +274,21 @@ fn wrong_command_lines_and_configurations_end_with_status_1() -> Result<()> {
     };
     let (code, _, errors) = run(&["--no-such-flag"])?;
     ensure!(code == Some(1) && errors.contains("Error: unknown flag: --no-such-flag"), "{errors}");
+    ensure!(errors.starts_with("Usage:\n  portwarden [flags]\n"), "{errors}");
+    let (code, out, errors) = run(&["--cleanup", "true"])?;
+    let wanted = "Error: \"portwarden\" does not take any arguments, got [\"true\"]\n";
+    ensure!(code == Some(1) && out.is_empty() && errors == wanted, "{errors}");
+    let (code, _, errors) = run(&["--cleanup", "--proxy-mode=sideways"])?;
+    ensure!(code == Some(1) && errors.contains("failed validate: KubeProxyConfiguration.Mode"), "{errors}");
+    let (code, _, errors) = run(&["--config=/no/such/file"])?;
+    ensure!(code == Some(1) && errors.contains("failed complete: cannot read"), "{errors}");
+    let (code, _, errors) = run(&["--cleanup", "--log-flush-frequency=0"])?;
+    ensure!(code == Some(1) && errors.contains("initialize logging: logging.flushFrequency: "), "{errors}");
+    let (code, out, errors) = run(&["-h", "--metrics-port=1"])?;
+    ensure!(code == Some(0) && out.contains("--proxy-mode NAME") && !out.contains("--metrics-port"), "{out}");
+    ensure!(errors.starts_with("Flag --metrics-port has been deprecated, "), "{errors}");
+    let (code, _, errors) = run(&["--write-config-to=/no/such/folder/file"])?;
+    ensure!(code == Some(1) && errors.contains("\"Error running ProxyServer\" err="), "{errors}");
     let (code, _, errors) = run(&["--proxy-mode=sideways", "--metrics-bind-address=1.2.3.4:0"])?;
     ensure!(
         code == Some(1) && errors.contains("command failed") && errors.contains("failed validate: ["),
@@ -284,19 +299,106 @@ fn wrong_command_lines_and_configurations_end_with_status_1() -> Result<()> {
     let path = rig.path("written.yaml");
     let (code, _, errors) = run(&["--write-config-to", path.to_str().context("a plain path")?, "--cleanup"])?;
     ensure!(code == Some(0) && errors.contains("Wrote configuration"), "{errors}");
-    support::exists(&path)
+    support::exists(&path)?;
+    let target = format!("--write-config-to={}", path.display());
+    let (code, out, errors) = run(&["--logging-format=json", "-v=1", &target])?;
+    ensure!(code == Some(0) && out.is_empty(), "logs go to standard error: {out}");
+    let lines: Vec<serde_json::Value> = errors.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    let has = |words: &str| lines.iter().any(|line| line["msg"] == words && line["v"] == 0);
+    ensure!(has("Wrote configuration") && has("FLAG: --logging-format=\"json\""), "{errors}");
+    ensure!(lines.iter().all(|line| line["ts"].is_f64() && line["caller"].is_string()), "{errors}");
+    Ok(())
 }
 
 #[test]
 fn init_only_prepares_and_ends() -> Result<()> {
     let rig = Rig::new()?;
-    let program = env!("CARGO_BIN_EXE_portwarden");
-    for mode in ["nftables", "iptables"] {
+    let route_localnet = || rig.command("cat").arg("/proc/sys/net/ipv4/conf/all/route_localnet").run();
+    rig.command("sysctl").args(["-qw", "net.ipv4.conf.all.route_localnet=0"]).run()?;
+    for (mode, addresses, localhost) in
+        [("nftables", "all", false), ("iptables", "primary", false), ("iptables", "all", true)]
+    {
+        // Info lines go to standard output, where they can be read.
+        let logs = ["--feature-gates=LoggingAlphaOptions=true", "--log-text-split-stream"];
         let arguments = ["--init-only", "--conntrack-max-per-core=0", "--proxy-mode", mode];
-        rig.node().command(program).args(arguments).run()?;
+        let addresses = format!("--nodeport-addresses={addresses}");
+        let out = rig.program().args(arguments).args(logs).arg(&addresses).run()?;
+        for family in ["IPv4", "IPv6"] {
+            let line = format!("\"System initialized and --init-only specified\" ipFamily=\"{family}\"");
+            ensure!(out.contains(&line), "{out}");
+        }
+        ensure!(out.contains("Setting route_localnet=1") == localhost, "{mode} {addresses}: {out}");
+        ensure!((route_localnet()?.trim() == "1") == localhost, "{mode} {addresses}");
         ensure!(!has_rules(&rig, mode)?, "nothing is proxied yet");
     }
     Ok(())
+}
+
+#[test]
+fn a_process_that_cannot_run_says_so_twice_and_ends_with_status_1() -> Result<()> {
+    let rig = Rig::new()?;
+    let flags = ["--kubeconfig=/no/such/file", "--proxy-mode=nftables", "--conntrack-max-per-core=0"];
+    let error = format!("{:#}", rig.program().args(flags).run().err().context("it cannot run")?);
+    for words in
+        ["exit status: 1", "\"Error running ProxyServer\" err=", "\"command failed\" err=", "/no/such/file"]
+    {
+        ensure!(error.contains(words), "{words}: {error}");
+    }
+    let flags = ["--proxy-mode=ipvs", "--conntrack-max-per-core=0"];
+    let error = format!("{:#}", rig.program().args(flags).run().err().context("it cannot run")?);
+    for words in
+        ["exit status: 1", "mode ipvs is deprecated", "mode ipvs is not built in; use --proxy-mode=nftables"]
+    {
+        ensure!(error.contains(words), "{words}: {error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_cluster_that_this_host_cannot_serve_ends_the_process() -> Result<()> {
+    let mut rig = rig()?;
+    rig.command("sysctl").args(["-qw", "net.ipv6.conf.all.disable_ipv6=1"]).run()?;
+    let flags = ["--proxy-mode=nftables", "--nodeport-addresses=primary", "--cluster-cidr=fd00:10::/32"];
+    rig.start(&flags)?;
+    rig.wait_for_log("\"kube-proxy running in single-stack mode\" ipFamily=\"IPv4\"")?;
+    rig.wait_for_log(
+        "kube-proxy configuration is incorrect: the cluster is IPv4 only but clusterCIDR is only IPv6",
+    )?;
+    rig.wait_for_log("\"command failed\"")?;
+    let mut objects = objects(&rig);
+    objects[0] = "apiVersion: v1\nkind: Node\nmetadata: {name: node-a}\nstatus: {addresses: [{type: InternalIP, address: \"fd00::1\"}]}\n".to_owned();
+    rig.objects(&objects)?;
+    rig.start(&flags)?;
+    rig.wait_for_log("no support for primary IP family")
+}
+
+#[test]
+fn servers_whose_ports_are_taken_say_so_and_get_them_later() -> Result<()> {
+    let mut rig = rig()?;
+    let taken = {
+        let _entered = rig.node().namespace().enter()?;
+        [HEALTH, METRICS].map(|port| std::net::TcpListener::bind(("::", port)))
+    };
+    let taken = taken.into_iter().collect::<std::io::Result<Vec<_>>>()?;
+    rig.start(&["--proxy-mode=nftables", "--metrics-bind-address=0.0.0.0:10249"])?;
+    rig.wait_for_service(web(true))?;
+    rig.wait_for_log("\"Healthz server failed\" address=\"0.0.0.0:10256\" err=\"Address already in use")?;
+    rig.wait_for_log("\"starting metrics server failed\" address=\"0.0.0.0:10249\"")?;
+    rig.wait_for_log("\"Started\" healthz=\"not listening\" metrics=\"not listening\"")?;
+    drop(taken);
+    rig.wait_until("both servers to answer", || {
+        Ok(rig.get(HEALTH, "/livez")?.0 == 200 && rig.get(METRICS, "/proxyMode")?.0 == 200)
+    })
+}
+
+#[test]
+fn what_is_odd_about_a_changed_file_is_told() -> Result<()> {
+    let rig = started_with_config("nftables")?;
+    let gates = "featureGates: {KubeProxyNFTablesLocalhostNodePorts: true}\nmodus: x\n";
+    rig.write("config.yaml", &config("nftables", gates))?;
+    rig.wait_for_log("feature gate KubeProxyNFTablesLocalhostNodePorts is true, which has no effect")?;
+    rig.wait_for_log("Using lenient decoding as strict decoding failed: unknown field \\\"modus\\\"")?;
+    rig.wait_for_log("\"The configuration was read again; nothing in it has an effect\"")
 }
 
 #[test]
@@ -311,6 +413,23 @@ fn clean_up_takes_everything_of_every_mode_and_leaves_what_is_not_ours() -> Resu
     ensure!(!tables.contains("kube-proxy") && tables.contains("table ip other"), "{tables}");
     let saved = rig.node().command("iptables-save").run()?;
     ensure!(!saved.contains("KUBE-SERVICES") && saved.contains(":MINE"), "{saved}");
+    Ok(())
+}
+
+#[test]
+fn a_clean_up_that_is_not_allowed_tells_everything_that_failed() -> Result<()> {
+    let rig = Rig::new()?;
+    let without_rights = ["--bounding-set", "-net_admin", env!("CARGO_BIN_EXE_portwarden"), "--cleanup"];
+    let error = rig.command("setpriv").args(without_rights).run().err().context("it may not do that")?;
+    let text = format!("{error:#}");
+    ensure!(text.contains("exit status: 1"), "{text}");
+    ensure!(text.contains("encountered an error while tearing down rules"), "{text}");
+    for family in ["IPv4", "IPv6"] {
+        ensure!(
+            text.contains(&format!("nftables rules for {family}")),
+            "no stop at the first failure: {text}"
+        );
+    }
     Ok(())
 }
 
@@ -365,6 +484,21 @@ fn a_health_check_port_answers_on_the_node() -> Result<()> {
     objects[2] = slice("web", "TCP", &[(rig.topology.remote_pod(0).ip().v4.into(), "node-b")], 8080);
     rig.objects(&objects)?;
     rig.wait_until("no local endpoint to be left", || Ok(rig.get(31000, "/")?.0 == 503))
+}
+
+#[test]
+fn health_check_ports_answer_without_the_health_server() -> Result<()> {
+    let mut rig = rig()?;
+    let mut objects = objects(&rig);
+    let spec = "  type: LoadBalancer\n  externalTrafficPolicy: Local\n  healthCheckNodePort: 31000\n";
+    objects[1] = service("web", V4, V6, "TCP", spec);
+    rig.objects(&objects)?;
+    rig.start(&["--proxy-mode=nftables", "--nodeport-addresses=all", "--healthz-port=0"])?;
+    rig.wait_until("the port to be open", || Ok(rig.get(31000, "/")?.0 == 200))?;
+    ensure!(rig.get(31000, "/")?.1.contains("\"serviceProxyHealthy\": true"));
+    ensure!(rig.get(HEALTH, "/healthz").is_err(), "nobody listens there");
+    ensure!(rig.get(METRICS, "/healthz")?.0 == 200);
+    Ok(())
 }
 
 /// A panic in any thread is logged and ends the process with status 2. Run in a child, which is this very test with a sign in its
@@ -531,10 +665,36 @@ fn the_words_that_operators_search_for_are_in_the_log() -> Result<()> {
         "\"kube-proxy running in dual-stack mode\"",
         "\"Successfully retrieved NodeIPs\"",
         "\"Detect-local-mode set to ClusterCIDR, but no cluster CIDR specified for primary IP family\"",
-        "\"Starting healthz HTTP server\"",
+        "\"Starting healthz HTTP server\" address=\"0.0.0.0:10256\"",
+        "\"Started\" healthz=\"[::]:10256\" metrics=\"127.0.0.1:10249\"",
+        "\"Starting service config controller\"",
+        "\"Starting endpoint slice config controller\"",
+        "\"Starting serviceCIDR config controller\"",
+        "\"Starting node config controller\"",
+        "\"Waiting for caches to sync\" controller=\"service config\"",
+        "\"Caches are synced\" controller=\"service config\"",
+        "\"Caches are synced\" controller=\"endpoint slice config\"",
+        "\"Caches are synced\" controller=\"serviceCIDR config\"",
+        "\"Caches are synced\" controller=\"node config\"",
+        "\"nftables sync params\" minSyncPeriod=\"adaptive\" syncPeriod=\"30s\" maxSyncPeriod=\"3600s\"",
+        "\"Syncing nftables rules\" ipFamily=\"IPv4\" fullSync=true",
+        "\"Reloading service nftables data\" ipFamily=\"IPv4\" numServices=1 numEndpoints=2",
         "\"SyncProxyRules complete\"",
+        "] FLAG: --proxy-mode=\"nftables\"\n",
     ] {
         rig.wait_for_log(words)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn node_ports_on_loopback_are_announced_where_mode_iptables_opens_them() -> Result<()> {
+    for (addresses, announced) in [("all", true), ("primary", false)] {
+        let mut rig = rig()?;
+        rig.start(&["--proxy-mode=iptables", "--nodeport-addresses", addresses, "-v=2"])?;
+        rig.wait_for_service(web(true))?;
+        rig.wait_for_log("\"Using iptables Proxier\"")?;
+        ensure!(rig.log().contains("\"Setting route_localnet=1") == announced, "{addresses}: {}", rig.log());
     }
     Ok(())
 }

@@ -170,6 +170,7 @@ async fn a_port_that_is_taken_is_an_error_or_waited_for() {
     let address = taken.local_addr().expect("bound");
     let plan = |hard_fail| Plan {
         name: "test",
+        failure: "the test's server failed",
         address,
         hard_fail,
         limits: Limits::default(),
@@ -305,6 +306,21 @@ async fn flags_and_status_are_text_or_objects() {
         get(address, "/flagz", "Accept: application/yaml;v=v1alpha1;g=config.k8s.io;as=Flagz\r\n").await;
     assert!(old.contains("warning: 299 - ") && old.contains("content-type: application/yaml"), "{old}");
     assert!(get(address, "/flagz", "Accept: application/json\r\n").await.starts_with("HTTP/1.1 406"));
+}
+
+#[tokio::test]
+async fn pages_behind_a_gate_go_with_it() {
+    let pages = pages(false);
+    let (address, _) = start(Limits::default(), pages.handler());
+    let statusz = get(address, "/statusz", "").await;
+    assert!(statusz.contains("\nPaths: /configz /flagz /healthz /metrics /proxyMode\n"), "{statusz}");
+    pages.show(Shown { mode: "iptables", statusz: true, ..Shown::default() });
+    assert!(get(address, "/flagz", "").await.starts_with("HTTP/1.1 404"));
+    let statusz = get(address, "/statusz", "").await;
+    assert!(statusz.contains("\nPaths: /configz /healthz /metrics /proxyMode\n"), "{statusz}");
+    assert!(get(address, "/proxyMode", "").await.ends_with("\r\n\r\niptables"));
+    pages.show(Shown::default());
+    assert!(get(address, "/statusz", "").await.starts_with("HTTP/1.1 404"));
 }
 
 #[tokio::test]

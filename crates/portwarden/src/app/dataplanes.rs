@@ -11,6 +11,7 @@ use tracing::{debug, info};
 
 use super::ipvs;
 use crate::config::{Mode, Settled};
+use crate::engine;
 use crate::host::{FamilySupport, has_ipv6};
 use crate::metrics::{ModeMetrics, PacketCounter};
 
@@ -44,6 +45,12 @@ pub(super) fn families(mode: Mode) -> anyhow::Result<FamilySupport> {
 /// Makes the dataplanes of a mode. Nothing is written to the kernel yet.
 pub(super) fn build(settled: &Settled, support: FamilySupport) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {
     info!("Using {} Proxier", settled.mode.as_str());
+    let least =
+        settled.fixed_min_sync_period().map_or_else(|| "adaptive".to_owned(), |time| format!("{time:?}"));
+    debug!(
+        minSyncPeriod = least, syncPeriod = ?settled.pacing.sync_period, maxSyncPeriod = ?engine::FULL_EVERY,
+        "{} sync params", settled.mode.as_str()
+    );
     let failed = |family: Family| format!("cannot create the {} proxier for {family}", settled.mode.as_str());
     let families = support.families().into_iter();
     match settled.mode {

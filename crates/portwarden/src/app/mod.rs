@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `dataplanes.rs` | from a mode to its dataplanes, and away from all others |
+//! | `localhost.rs` | node ports on 127.0.0.1 |
 //! | `ipvs.rs` | what kube-proxy's ipvs mode leaves behind |
 //! | `source.rs` | where objects come from |
 //! | `servers.rs` | the health and metrics servers |
@@ -13,6 +14,7 @@
 mod config_file;
 mod dataplanes;
 mod ipvs;
+mod localhost;
 mod notices;
 mod reload;
 mod servers;
@@ -26,7 +28,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use portwarden_model::{DetectLocal, PacerConfig, PerFamily, PodTraffic};
+use portwarden_model::{DetectLocal, Family, PacerConfig, PerFamily, PodTraffic};
 use portwarden_source::kubernetes::{NewEvent, Regarding, Severity};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -123,6 +125,7 @@ impl App {
                 return Err(error.into());
             }
         };
+        engine::tell_waiting();
         let source =
             RunningSource::start(settled, &node, &order.version, &engine, &metrics.rest_client).await?;
         events.attach(&node, source.recorder());
@@ -210,7 +213,8 @@ pub fn prepare_only(settled: &Settled) -> anyhow::Result<()> {
     for dataplane in dataplanes::build(settled, dataplanes::families(settled.mode)?)? {
         info!(ipFamily = %dataplane.family(), "System initialized and --init-only specified");
     }
-    if settled.mode == Mode::Iptables && settled.localhost_node_ports {
+    if localhost::wanted(settled) {
+        localhost::tell();
         portwarden_iptables::allow_localhost_node_ports()?;
     }
     Ok(())
@@ -257,6 +261,10 @@ fn check_against_node(settled: Settled, families: FamilySupport) -> Check {
         if facts.ips[primary].is_loopback() {
             info!(ip = %facts.ips[primary], "Can't determine this node's IP, assuming loopback; if this is incorrect, please set the --bind-address flag");
         }
+        let v4 = &cluster.desired(Family::V4).node;
+        if families.0.v4 && localhost::allowed(&settled) && v4.node_ports_on_loopback {
+            localhost::tell();
+        }
         if cluster.desired(primary).node.pod_traffic == PodTraffic::Unknown {
             info!(detectLocalMode = settled.document.detect_local_mode, ipFamily = %primary, "{}", unknown_pods(&settled.detect_local));
         }
@@ -294,13 +302,27 @@ fn cannot_listen(node: &str, error: &BindError) -> NewEvent {
     }
 }
 
+/// Logs what the operator should know about a configuration that can be used.
+pub fn tell(notice: &Notice) {
+    match notice {
+        Notice::LenientDecoding(_) => info!("{notice}"),
+        Notice::FlagsIgnored(_) | Notice::Gate(_) | Notice::GateWithoutEffect(_) => warn!("{notice}"),
+        Notice::ModeDefaulted | Notice::IpvsDeprecated => {
+            error!(err = %notice, "Kube-proxy configuration may be incomplete or incorrect");
+        }
+    }
+}
+
 /// Deprecations are worth an Event; the log has them already.
 fn tell_deprecations(notices: &[Notice], events: &Events) {
     for notice in notices {
         let reason = match notice {
             Notice::ModeDefaulted => "KubeProxyDefaultMode",
             Notice::IpvsDeprecated => "IPVSDeprecation",
-            Notice::LenientDecoding(_) | Notice::FlagsIgnored(_) | Notice::Gate(_) => continue,
+            Notice::LenientDecoding(_)
+            | Notice::FlagsIgnored(_)
+            | Notice::Gate(_)
+            | Notice::GateWithoutEffect(_) => continue,
         };
         events.node_warning(reason, notice.to_string());
     }

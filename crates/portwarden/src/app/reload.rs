@@ -7,6 +7,7 @@ use tracing::{error, info, warn};
 
 use super::{
     App, RunningSource, check_against_node, dataplanes, pacing, prepare_host, retire_others, set_oom_score,
+    tell,
 };
 use crate::config::{self, Part, Plan, Settled, reload_plan};
 use crate::engine::{Message, Reconfiguration, Replacement};
@@ -18,6 +19,8 @@ impl App {
     pub(super) async fn reload(&mut self) {
         let outcome = match config::load(self.order.program, &self.order.flags, |path| std::fs::read(path)) {
             Ok(loaded) => {
+                let known = std::mem::replace(&mut self.order.notices, loaded.notices);
+                self.order.notices.iter().filter(|notice| !known.contains(notice)).for_each(tell);
                 let plan = reload_plan(&self.order.settled, &loaded.settled);
                 for change in &plan.changes {
                     info!(%change, "The configuration changes");

@@ -65,7 +65,8 @@ impl Servers {
         }
         let Some(address) = settled.servers.healthz else { return Ok(()) };
         let handler = health::handler(self.health.clone(), self.metrics.health.clone());
-        self.healthz = Some(self.server(HEALTH, address, settled.servers.hard_fail, handler)?);
+        let failure = "Healthz server failed";
+        self.healthz = Some(self.server(HEALTH, failure, address, settled.servers.hard_fail, handler)?);
         Ok(())
     }
 
@@ -74,21 +75,23 @@ impl Servers {
         if let Some(old) = self.status.take() {
             old.stop().await;
         }
-        let address = settled.servers.metrics;
-        self.status =
-            Some(self.server("metrics", address, settled.servers.hard_fail, self.pages.handler())?);
+        let (address, hard_fail) = (settled.servers.metrics, settled.servers.hard_fail);
+        let failure = "starting metrics server failed";
+        self.status = Some(self.server("metrics", failure, address, hard_fail, self.pages.handler())?);
         Ok(())
     }
 
     fn server(
         &self,
         name: &'static str,
+        failure: &'static str,
         address: SocketAddr,
         hard_fail: bool,
         handler: crate::http::Handler,
     ) -> Result<Server, BindError> {
         let turned_away = self.metrics.own.refused_connections.with_label_values(&[name]);
-        Server::start(Plan { name, address, hard_fail, limits: Limits::default(), turned_away, handler })
+        let limits = Limits::default();
+        Server::start(Plan { name, failure, address, hard_fail, limits, turned_away, handler })
     }
 }
 

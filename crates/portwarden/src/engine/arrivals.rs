@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use portwarden_model::object::Node;
-use portwarden_model::{Cluster, DetectLocal, Event, Family};
+use portwarden_model::{Cluster, DetectLocal, Event, Family, Kind};
 use tracing::{error, info, warn};
 
 use crate::metrics::ChangeMetrics;
@@ -39,7 +39,16 @@ pub(super) enum Readiness {
     /// Not before something else comes in, or this point in time.
     Wait(Option<Instant>),
     /// Never.
-    Failed,
+    Failed(Missing),
+}
+
+/// What the first sync waited for in vain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Missing {
+    /// The Node itself.
+    Node,
+    /// The Node's pod ranges.
+    PodCidrs,
 }
 
 /// What events touched.
@@ -86,7 +95,11 @@ impl Arrivals {
         let mut touched = Touched::default();
         for event in events {
             let kind = Arrival::of(&event);
+            let completed = completed(&event, cluster);
             let changed = cluster.apply(event);
+            if let Some(kind) = completed {
+                info!(controller = controller(kind), "Caches are synced");
+            }
             self.count(kind, changed, families);
             match kind {
                 Arrival::Other => touched.node |= changed,
@@ -132,7 +145,10 @@ impl Arrivals {
             && node.is_none_or(|node| node.pod_cidrs.is_empty());
         if let Some(wait) = self.wait.pod_cidrs.filter(|_| needs_pod_cidrs) {
             let until = addresses_until + wait;
-            return if now < until { Readiness::Wait(Some(until)) } else { Readiness::Failed };
+            if now < until {
+                return Readiness::Wait(Some(until));
+            }
+            return Readiness::Failed(if node.is_none() { Missing::Node } else { Missing::PodCidrs });
         }
         self.ready = true;
         match node {
@@ -188,6 +204,32 @@ fn log_differences(before: Option<&Node>, node: &Node) {
     }
     if before.pod_cidrs != node.pod_cidrs {
         info!(node = %node.name, before = ?before.pod_cidrs, now = ?node.pod_cidrs, "PodCIDRs changed for the node");
+    }
+}
+
+/// The kind of objects that an event completes for the first time.
+fn completed(event: &Event, before: &Cluster) -> Option<Kind> {
+    match event {
+        Event::ListDone(kind) => (!before.is_listed(*kind)).then_some(*kind),
+        _ => None,
+    }
+}
+
+/// Tells that all kinds of objects are asked for from now on, in the words that operators know.
+pub fn tell_waiting() {
+    for kind in [Kind::Service, Kind::EndpointSlice, Kind::ServiceCidr, Kind::Node] {
+        let controller = controller(kind);
+        info!("Starting {controller} controller");
+        info!(controller, "Waiting for caches to sync");
+    }
+}
+
+fn controller(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Service => "service config",
+        Kind::EndpointSlice => "endpoint slice config",
+        Kind::Node => "node config",
+        Kind::ServiceCidr => "serviceCIDR config",
     }
 }
 

@@ -3,13 +3,14 @@
 use std::time::{Duration, Instant};
 
 use portwarden_model::{Changes, Dataplane, Desired, Family, Pacer, PacerConfig, Report, SyncError};
+use tracing::debug;
 
 use super::clock::Moment;
 use super::isolation::{Difference, Isolation};
 use super::repair::Repair;
 
 /// Everything is compared with the kernel at least this often, whatever was heard of it.
-const FULL_EVERY: Duration = Duration::from_secs(3600);
+pub const FULL_EVERY: Duration = Duration::from_secs(3600);
 
 /// One dataplane and its work.
 pub(super) struct Lane {
@@ -142,6 +143,7 @@ impl Lane {
             self.pacer.finished(started, Duration::ZERO, true);
             return Outcome::Idle;
         }
+        self.announce(desired);
         let result = self.dataplane.sync(desired, &self.pending);
         let ended = clock().instant;
         let took = ended.saturating_duration_since(started);
@@ -158,6 +160,15 @@ impl Lane {
                 })
             }
         }
+    }
+
+    fn announce(&self, desired: &Desired) {
+        let (mode, family) = (self.dataplane.mode(), self.family());
+        debug!(ipFamily = %family, fullSync = self.pending.full, "Syncing {mode} rules");
+        debug!(
+            ipFamily = %family, numServices = desired.services().len(), numEndpoints = desired.totals().endpoints,
+            "Reloading service {mode} data"
+        );
     }
 
     fn done(&mut self, mut report: Report, ended: Instant, took: Duration) -> Done {

@@ -30,24 +30,25 @@ mod run;
 #[cfg(test)]
 mod tests;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use portwarden_model::{Cluster, Dataplane, Event, Family, PacerConfig, Settings};
 use portwarden_source::{Health, Update};
-use tracing::{debug, error, info, warn};
+use tracing::{debug, error, info, trace, warn};
 
 use crate::health::SharedHealth;
 use crate::metrics::Metrics;
 
-pub use arrivals::NodeWait;
+pub use arrivals::{NodeWait, tell_waiting};
 pub use clock::{Clock, Moment};
 pub use conntrack::ConntrackFlows;
 pub use flows::Flows;
 pub use inbox::{Handle, Inbox, inbox};
+pub use lane::FULL_EVERY;
 pub use published::{HealthCheckPorts, Notice, Outlets, Published};
 pub use run::run;
 
-use arrivals::{Arrivals, Readiness};
+use arrivals::{Arrivals, Missing, Readiness};
 use flows::Cleanup;
 use lane::{Done, Failure, Outcome};
 use lanes::Lanes;
@@ -124,6 +125,12 @@ pub enum EngineError {
          controller manager allocates node CIDRs, or choose another detectLocalMode"
     )]
     NoPodCidrs(String),
+    /// Pod traffic is told by the Node's pod ranges, and there is no Node.
+    #[error(
+        "timeout waiting for node {0:?} to exist; detectLocalMode NodeCIDR needs its spec.podCIDRs: check that the kubelet runs and \
+         registers under this name (see --hostname-override), or choose another detectLocalMode"
+    )]
+    NoNode(String),
     /// The configuration does not fit the node.
     #[error("{0}")]
     Misconfigured(String),
@@ -213,10 +220,12 @@ impl Engine {
     /// Takes in events and asks for syncs of the families that they touch.
     pub fn apply(&mut self, events: Vec<Event>) {
         let now = (self.clock)();
+        let waited = !self.cluster.is_synced();
         let touched = self.arrivals.apply(&mut self.cluster, events, &self.lanes.families());
         self.health.set_node_eligible(self.arrivals.is_node_eligible(&self.cluster));
+        let first = waited && self.cluster.is_synced();
         for family in self.lanes.families() {
-            if touched.node || (touched.objects && self.cluster.pending(family) > 0) {
+            if first || touched.node || (touched.objects && self.cluster.pending(family) > 0) {
                 self.request(family, now);
             }
         }
@@ -228,8 +237,12 @@ impl Engine {
         match self.arrivals.readiness(&self.cluster, now.instant) {
             Readiness::Ready => {}
             Readiness::Wait(until) => return Ok(until),
-            Readiness::Failed => {
-                return Err(EngineError::NoPodCidrs(self.cluster.settings().node_name.to_string()));
+            Readiness::Failed(missing) => {
+                let node = self.cluster.settings().node_name.to_string();
+                return Err(match missing {
+                    Missing::Node => EngineError::NoNode(node),
+                    Missing::PodCidrs => EngineError::NoPodCidrs(node),
+                });
             }
         }
         if self.lanes.wake(now.instant) {
@@ -277,7 +290,11 @@ impl Engine {
 
     fn request(&mut self, family: Family, now: Moment) {
         self.lanes.request(family, now.instant);
-        self.health.queued(family, now.instant);
+        // Before Services and slices are known nothing can be written. To be called unhealthy for that, and restarted, would not bring
+        // back an API server that is away.
+        if self.cluster.is_synced() {
+            self.health.queued(family, now.instant);
+        }
         self.metrics.sync.queued(family, now.wall);
     }
 
@@ -327,6 +344,11 @@ impl Engine {
         self.metrics.own.written.with_label_values(label).inc_by(done.report.written as u64);
         self.metrics.own.isolated.with_label_values(label).set(done.isolated as f64);
         self.health.updated(family, now.instant);
+        for trigger in &done.changes.trigger_times {
+            let nanos = now.wall.as_nanos().saturating_sub(trigger.as_nanos());
+            let elapsed = Duration::from_nanos(u64::try_from(nanos).unwrap_or_default());
+            trace!(ipFamily = %family, ?elapsed, "Network programming");
+        }
         debug!(
             ipFamily = %family, mode, full = done.report.full, services = desired.services().len(),
             endpoints = desired.totals().endpoints, written = done.report.written, elapsed = ?done.took,
@@ -352,7 +374,13 @@ impl Engine {
     fn failed(&self, mode: &'static str, family: Family, failure: &Failure) {
         self.metrics.sync.attempted(family, failure.full, failure.took);
         self.metrics.mode.failed(mode, family, failure.full);
+        let err = crate::logging::chain(failure.error.as_ref());
+        // Each mode's own words, which alerts on logs look for.
+        match mode {
+            "iptables" => error!(ipFamily = %family, err, "Failed to execute iptables-restore"),
+            _ => error!(ipFamily = %family, err, "{mode} sync failed"),
+        }
         let retrying = failure.retry.map(|at| at.saturating_duration_since((self.clock)().instant));
-        error!(ipFamily = %family, mode, err = crate::logging::chain(failure.error.as_ref()), retryingTime = ?retrying.unwrap_or_default(), "Sync failed");
+        info!(ipFamily = %family, mode, retryingTime = ?retrying.unwrap_or_default(), "Sync failed");
     }
 }

@@ -116,7 +116,7 @@ impl Kernel {
             if wanted.name == "nf_conntrack_max" {
                 info!(nfConntrackMax = wanted.value, "Setting nf_conntrack_max");
             } else {
-                info!(entry = wanted.name, value = wanted.value, "Set sysctl");
+                info!(entry = format!("net/netfilter/{}", wanted.name), value = wanted.value, "Set sysctl");
             }
             fs::write(&path, &text)?;
         }
@@ -128,7 +128,7 @@ impl Kernel {
         let path = self.sys.join("module/nf_conntrack/parameters/hashsize");
         let present: u64 = fs::read_to_string(&path)?.trim().parse().map_err(io::Error::other)?;
         if present < wanted {
-            info!(hashsize = wanted, "Setting conntrack hashsize");
+            info!(conntrackHashsize = wanted, "Setting conntrack hashsize");
             fs::write(&path, wanted.to_string())?;
         }
         Ok(())
@@ -225,7 +225,16 @@ mod tests {
             tcp_be_liberal: true,
             ..NOTHING
         };
-        assert!(host.kernel().set_conntrack(&conntrack).is_empty());
+        let lines = crate::logging::captured::logged(|| {
+            assert!(host.kernel().set_conntrack(&conntrack).is_empty());
+        });
+        for words in [
+            "Setting nf_conntrack_max nfConntrackMax=131072\n",
+            "Setting conntrack hashsize conntrackHashsize=32768\n",
+            "Set sysctl entry=\"net/netfilter/nf_conntrack_tcp_timeout_established\" value=86400\n",
+        ] {
+            assert!(lines.contains(words), "{lines}");
+        }
         let value = |name: &str| host.read(&format!("proc/sys/net/netfilter/nf_conntrack_{name}"));
         assert_eq!(value("max"), "131072");
         assert_eq!(value("tcp_timeout_established"), "86400");

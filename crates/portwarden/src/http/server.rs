@@ -36,6 +36,8 @@ impl BindError {
 pub struct Plan {
     /// Its name in messages.
     pub name: &'static str,
+    /// What is logged when it cannot listen.
+    pub failure: &'static str,
     /// Where it listens; a wildcard takes clients of both families.
     pub address: SocketAddr,
     /// Whether to give up at once if the address cannot be had.
@@ -68,7 +70,7 @@ impl Server {
             }
         };
         let bound = listener.as_ref().and_then(|listener| listener.local_addr().ok());
-        debug!(address = ?bound, "Starting {} HTTP server", plan.name);
+        debug!(address = %plan.address, "Starting {} HTTP server", plan.name);
         Ok(Server { bound, task: tokio::spawn(keep_serving(plan, listener)) })
     }
 
@@ -104,5 +106,5 @@ async fn keep_serving(plan: Plan, mut listener: Option<TcpListener>) {
 }
 
 fn complain(plan: &Plan, error: &io::Error) {
-    error!(server = plan.name, address = %plan.address, err = %error, retryingTime = ?RETRY, "The server cannot listen");
+    error!(address = %plan.address, err = %error, retryingTime = ?RETRY, "{}", plan.failure);
 }

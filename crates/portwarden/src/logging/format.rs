@@ -14,6 +14,9 @@ use tracing_subscriber::registry::LookupSpan;
 use super::Logs;
 use crate::engine::Moment;
 
+/// Text under this target is written as it is, as klog writes lines that were never taken apart into words and keys.
+pub const PLAIN: &str = "portwarden::plain";
+
 /// Writes lines in the form that is wanted at the moment: klog's text, or one JSON object a line.
 pub(super) struct Form(pub(super) Arc<Logs>);
 
@@ -34,6 +37,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>, N: for<'a> FormatFields<'a> + 'stat
 struct Line {
     level: Level,
     place: String,
+    plain: bool,
     fields: Fields,
 }
 
@@ -52,6 +56,7 @@ impl Line {
         Line {
             level: *metadata.level(),
             place: format!("{}:{}", short(file), metadata.line().unwrap_or(0)),
+            plain: metadata.target() == PLAIN,
             fields,
         }
     }
@@ -62,7 +67,12 @@ impl Line {
             Level::WARN => 'W',
             _ => 'I',
         };
-        write!(out, "{letter}{} {process:>7} {}] {:?}", klog_time(now), self.place, self.fields.message)?;
+        write!(out, "{letter}{} {process:>7} {}] ", klog_time(now), self.place)?;
+        if self.plain {
+            write!(out, "{}", self.fields.message)?;
+        } else {
+            write!(out, "{:?}", self.fields.message)?;
+        }
         for (key, value) in &self.fields.others {
             match value {
                 Value::String(text) if text.contains('\n') => {
@@ -169,6 +179,7 @@ mod tests {
         Line {
             level: Level::ERROR,
             place: "lane.rs:7".to_owned(),
+            plain: false,
             fields: Fields { message: "Sync failed".to_owned(), others },
         }
     }
@@ -187,6 +198,11 @@ mod tests {
         line().write_text(Writer::new(&mut out), at, 42).expect("writes");
         let wanted = "E0304 05:06:07.000089      42 lane.rs:7] \"Sync failed\" count=3 err=\"a \\\"b\\\"\" trace=<\n\tone\n\ttwo\n >\n";
         assert_eq!(out, wanted);
+        let fields = Fields { message: "FLAG: --v=\"2\"".to_owned(), others: Vec::new() };
+        let flag = Line { level: Level::INFO, plain: true, fields, ..line() };
+        let mut out = String::new();
+        flag.write_text(Writer::new(&mut out), at, 42).expect("writes");
+        assert_eq!(out, "I0304 05:06:07.000089      42 lane.rs:7] FLAG: --v=\"2\"\n");
     }
 
     #[test]

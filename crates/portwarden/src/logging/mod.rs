@@ -1,6 +1,8 @@
 //! Logs on stderr, in the two forms that log collectors of a Kubernetes node already read.
 
 mod buffer;
+#[cfg(test)]
+pub(crate) mod captured;
 mod format;
 mod level;
 
@@ -17,6 +19,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use crate::config::{LogFormat, Logging};
 
 pub use buffer::flush;
+pub use format::PLAIN;
 pub use level::{Pattern, Verbosity};
 
 use format::Form;

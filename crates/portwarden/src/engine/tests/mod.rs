@@ -8,6 +8,7 @@ use std::time::Duration;
 use portwarden_model::{DetectLocal, Event, Family, Isolated, Kind, PacerConfig, Settings};
 
 use super::*;
+use crate::logging::captured::logged;
 use bench::{Bench, Reply, Strings, fake, name, node, service, slice};
 
 const MILLI: Duration = Duration::from_millis(1);
@@ -227,6 +228,79 @@ fn pod_ranges_are_waited_for_where_they_tell_pod_traffic() {
     assert!(bench.v4.calls().is_empty());
     bench.time.pass(130 * SECOND);
     assert!(matches!(bench.engine.turn(), Err(EngineError::NoPodCidrs(node)) if node == "here"));
+}
+
+#[test]
+fn without_a_node_there_are_no_pod_ranges_to_wait_for() {
+    let settings = Settings { detect_local: DetectLocal::NodeCidr, ..Settings::new("here") };
+    let mut bench = Bench::with(settings, NodeWait::FOR_API_SERVER);
+    bench.list(vec![service("web", 1, "TCP", |_| {})]);
+    bench.turn();
+    bench.time.pass(331 * SECOND);
+    let error = bench.engine.turn().expect_err("it gives up");
+    assert!(matches!(&error, EngineError::NoNode(node) if node == "here"), "{error}");
+    assert!(error.to_string().starts_with("timeout waiting for node \"here\" to exist"), "{error}");
+}
+
+#[test]
+fn an_api_server_that_does_not_answer_is_no_reason_to_restart() {
+    let mut bench = Bench::with(Settings::new("here"), NodeWait::FOR_API_SERVER);
+    bench.engine.apply(vec![
+        Event::HostAddresses(vec![std::net::IpAddr::from([192, 168, 0, 2])].into()),
+        node(|node| {
+            node.metadata.labels.insert("topology.kubernetes.io/zone".to_owned(), "a".to_owned());
+        }),
+    ]);
+    bench.pass(1000 * SECOND);
+    assert!(bench.health.report(bench.time.now().instant).0.healthy, "nothing can be written yet");
+    for strings in [&bench.v4, &bench.v6] {
+        (0..1000).for_each(|_| strings.reply(Reply::Fail("busy")));
+    }
+    bench.list(web());
+    bench.pass(59 * SECOND);
+    assert!(bench.health.report(bench.time.now().instant).0.healthy);
+    bench.pass(SECOND);
+    assert!(!bench.health.report(bench.time.now().instant).0.healthy, "now there is something to write");
+}
+
+#[test]
+fn the_words_that_alerts_look_for_are_logged() {
+    let lines = logged(|| {
+        let mut bench = Bench::with(Settings::new("here"), NodeWait::NONE);
+        bench.v4.reply(Reply::Fail("busy"));
+        bench.list(web());
+        bench.turn();
+        let now = bench.time.now().wall.to_string();
+        bench.time.pass(SECOND);
+        bench.engine.apply(vec![slice("web", 9, "TCP", |slice| {
+            let annotation = "endpoints.kubernetes.io/last-change-trigger-time".to_owned();
+            slice.metadata.annotations.insert(annotation, now);
+        })]);
+        bench.pass(SECOND);
+        bench.engine.apply(vec![node(|node| {
+            node.status.addresses[0].address = "192.168.0.3".to_owned();
+            node.spec.pod_cidrs = vec!["10.1.0.0/24".to_owned()];
+        })]);
+        bench.engine.apply(vec![Event::NodeDeleted("here".into())]);
+    });
+    for (level, words) in [
+        ("INFO", "Caches are synced controller=\"service config\""),
+        ("INFO", "Caches are synced controller=\"endpoint slice config\""),
+        ("INFO", "Caches are synced controller=\"node config\""),
+        ("INFO", "Caches are synced controller=\"serviceCIDR config\""),
+        ("DEBUG", "Syncing first rules ipFamily=IPv4 fullSync=true"),
+        ("DEBUG", "Reloading service first data ipFamily=IPv4 numServices=1 numEndpoints=1"),
+        ("ERROR", "first sync failed ipFamily=IPv4 err=\"busy\""),
+        ("INFO", "Sync failed ipFamily=IPv4 mode=\"first\" retryingTime="),
+        ("DEBUG", "SyncProxyRules complete ipFamily=IPv4"),
+        ("TRACE", "Network programming ipFamily=IPv4 elapsed="),
+        ("INFO", "NodeIPs changed for the node node=here"),
+        ("INFO", "PodCIDRs changed for the node node=here"),
+        ("WARN", "Node is being deleted; keeping its addresses node=here"),
+    ] {
+        let found = lines.lines().any(|line| line.trim_start().starts_with(level) && line.contains(words));
+        assert!(found, "no {level} {words} in\n{lines}");
+    }
 }
 
 #[test]
