@@ -263,25 +263,25 @@ impl Builder<'_> {
         chains.chain("input-checks", vec![rule![unserved_port, goto("unserved-node-port")], unserved()]);
         chains.chain(
             "unserved-node-port",
-            vec![rule![port(), in_set(SetId::DroppedNodePorts.name()), drop()], rule![goto("reject")]],
+            vec![rule![port(), in_set(SetId::DroppedNodePorts.name()), drop()], rule![goto("refuse")]],
         );
         chains.chain(
             "unserved",
             vec![
                 rule![self.phrases.frontend(), in_set(SetId::Dropped.name()), drop()],
-                rule![goto("reject")],
+                rule![goto("refuse")],
             ],
         );
         let mut checks = vec![
             unserved(),
-            rule![self.phrases.destination(0), in_set(SetId::ClusterAddresses.name()), goto("reject")],
+            rule![self.phrases.destination(0), in_set(SetId::ClusterAddresses.name()), goto("refuse")],
         ];
         checks.extend(
             self.node.service_cidrs.iter().map(|net| rule![self.phrases.destination_in(net, true), drop()]),
         );
         chains.chain("checks", checks);
         // An ICMP error for TCP would be rate-limited, and a client that misses it waits a second.
-        chains.chain("reject", vec![rule![protocol_is(6), reset()], rule![self.phrases.reject()]]);
+        chains.chain("refuse", vec![rule![protocol_is(6), reset()], rule![self.phrases.reject()]]);
     }
 
     fn masquerading(&self, chains: &mut Chains) {

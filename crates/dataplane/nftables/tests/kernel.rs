@@ -35,6 +35,26 @@ fn a_cluster_address_leads_to_every_endpoint_and_nft_can_list_it() {
     assert_eq!((tally.answered(), tally.answered_by().len()), (60, 3), "{tally}\n{listing}");
 }
 
+/// A name that is a word of nft's own language could only be listed with everything else.
+#[test]
+fn nft_understands_every_name() {
+    let mut node = serving(1);
+    node.service(web("10.96.0.1", json!({ "sessionAffinity": "ClientIP" })));
+    let all = pods(&node.topology);
+    node.endpoints("web", &all);
+    node.sync();
+    let listing = node.nft(&["list", "table", "ip", "kube-proxy"]);
+    let mut objects = 0;
+    for line in listing.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if let [kind @ ("chain" | "set" | "map"), name, "{"] = words[..] {
+            node.nft(&["list", kind, "ip", "kube-proxy", name]);
+            objects += 1;
+        }
+    }
+    assert!(objects > 60, "{listing}");
+}
+
 #[test]
 fn the_same_sync_twice_writes_nothing() {
     let mut node = serving(2);
