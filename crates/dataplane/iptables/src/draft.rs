@@ -2,20 +2,14 @@
 //!
 //! Reading the tables back takes `iptables-save` a while. All that can be done without its answer is a [`Draft`], made meanwhile.
 
-use std::thread;
-
-use portwarden_model::{Family, NamespacedName};
+use portwarden_model::Family;
 
 use crate::diff::write_shared;
 use crate::names::is_service_chain;
 use crate::render::{OwnChains, SharedChain};
-use crate::ruleset::{Entry, Pending, Ruleset};
+use crate::ruleset::{Pending, Ruleset};
 use crate::saved::{Fingerprint, Forms, SavedTables};
-use crate::table::Table;
 use crate::transaction::{Section, Transaction};
-
-/// With fewer Services a second thread would not have ended sooner than it began.
-const SERVICES_FOR_TWO: usize = 200;
 
 /// All rules, as if the tables were empty.
 #[derive(Debug)]
@@ -29,29 +23,19 @@ pub struct Draft {
 impl Draft {
     /// Renders everything. `pending` must tell about every Service.
     pub fn new(pending: &Pending, family: Family) -> Draft {
-        let services: Vec<_> =
-            pending.services.iter().filter_map(|(name, entry)| Some((name, entry.as_ref()?))).collect();
-        // This thread has the shared chains besides, which are about a fifth of the work.
-        let here = if services.len() < SERVICES_FOR_TWO { services.len() } else { services.len() * 2 / 5 };
-        let (first, second) = services.split_at(here);
-        let render_second = || {
-            let mut section = Section::new(Table::Nat);
-            write_own(second, &mut section);
-            section
-        };
-        let transaction = thread::scope(|scope| {
-            let other =
-                (!second.is_empty()).then(|| thread::Builder::new().spawn_scoped(scope, render_second));
-            let mut transaction = Transaction::new();
-            write_common(pending, &mut transaction);
-            write_own(first, &mut transaction.nat);
-            if let Some(other) = other {
-                // If there was no thread to be had, it is done here.
-                let section = other.ok().and_then(|other| other.join().ok()).unwrap_or_else(render_second);
-                transaction.nat.append(section);
-            }
-            transaction
-        });
+        let mut transaction = Transaction::new();
+        for (table, chain, rules) in pending.fixed.chains() {
+            let section = transaction.section(table);
+            section.make_chain(chain);
+            section.push_rules(rules, None);
+        }
+        let nothing = Ruleset::default();
+        for chain in SharedChain::ALL {
+            let section = transaction.section(chain.table());
+            section.make_chain(chain.name());
+            write_shared(chain, &nothing, pending, section);
+        }
+        write_own(pending, &mut transaction.nat);
         Draft { transaction, forms: Forms::new(family), foreseen: Vec::new() }
     }
 
@@ -87,24 +71,10 @@ impl Draft {
     }
 }
 
-/// Writes the chains that belong to no Service alone.
-fn write_common(pending: &Pending, transaction: &mut Transaction) {
-    for (table, chain, rules) in pending.fixed.chains() {
-        let section = transaction.section(table);
-        section.make_chain(chain);
-        section.push_rules(rules, None);
-    }
-    let nothing = Ruleset::default();
-    for chain in SharedChain::ALL {
-        let section = transaction.section(chain.table());
-        section.make_chain(chain.name());
-        write_shared(chain, &nothing, pending, section);
-    }
-}
-
-fn write_own(services: &[(&NamespacedName, &Entry)], nat: &mut Section) {
+fn write_own(pending: &Pending, nat: &mut Section) {
     let mut own = OwnChains::default();
-    for (name, entry) in services {
+    for (name, entry) in &pending.services {
+        let Some(entry) = entry else { continue };
         entry.render_own(&mut own);
         for (chain, rules, count) in own.counted() {
             nat.make_chain(chain.as_str());

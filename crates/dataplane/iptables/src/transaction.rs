@@ -129,20 +129,6 @@ impl Section {
         self.rule_lines += count;
     }
 
-    /// Appends the chains of another section with their rules.
-    pub(crate) fn append(&mut self, other: Section) {
-        let (name_start, start, first_line) = (self.names.len(), self.rules.len(), self.rule_lines);
-        self.chains.extend(other.chains.into_iter().map(|chain| Chain {
-            name_end: name_start + chain.name_end,
-            start: start + chain.start,
-            first_line: first_line + chain.first_line,
-        }));
-        self.names.push_str(&other.names);
-        self.rules.push_str(&other.rules);
-        self.rule_lines += other.rule_lines;
-        self.owners.extend(other.owners.into_iter().map(|(first, owner)| (first_line + first, owner)));
-    }
-
     /// Leaves out the chains that are not wanted, with their rules. `wanted` gets a chain's index, name and rules.
     pub(crate) fn retain_chains(&mut self, mut wanted: impl FnMut(usize, &str, &str) -> bool) {
         let all = 0..self.chains.len();
@@ -303,14 +289,5 @@ mod tests {
             assert_eq!(some.rules(), chains(&some).iter().map(|(_, rules)| rules.len()).sum::<usize>());
             assert_eq!(some.deletes(), ["OLD"]);
         }
-    }
-
-    #[test]
-    fn sections_are_joined_with_their_owners() {
-        let (first, second) = (section(&["A", "B"]), section(&["B", "C"]));
-        let mut both = first.clone();
-        both.append(second.clone());
-        assert_eq!(chains(&both), [chains(&first), chains(&second)].concat());
-        assert_eq!(both.rules(), first.rules() + second.rules());
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::random::{Step, steps};
 use common::simulator::Simulator;
-use common::{Tables, VARIANTS, assert_same, event, sync};
+use common::{Tables, VARIANTS, assert_same, sync};
 use portwarden_iptables::diff;
 use portwarden_iptables::draft::Draft;
 use portwarden_iptables::input::Input;
@@ -20,7 +20,6 @@ use portwarden_iptables::transaction::Transaction;
 use portwarden_iptables::{Options, Table};
 use portwarden_model::{Changes, Cluster, Desired, DetectLocal, Family, NodePortRange, Settings};
 use proptest::prelude::*;
-use serde_json::json;
 
 fn settings() -> Settings {
     let ranges = ["10.244.0.0/16", "fd00:244::/32"].map(|range| range.parse().unwrap());
@@ -116,43 +115,6 @@ proptest! {
             }
         }
     }
-}
-
-/// So many that they are rendered by two threads.
-#[test]
-fn many_services_are_the_same_at_once_and_as_changes() {
-    let mut cluster = Cluster::new(settings());
-    let mut incremental = Pure::new(Family::V4, 40);
-    incremental.sync_fully(cluster.desired(Family::V4));
-    for number in 0..450 {
-        let [third, fourth] = [number / 200, number % 200 + 1];
-        let service = json!({
-            "kind": "Service",
-            "metadata": {"name": format!("s{number}"), "namespace": "demo"},
-            "spec": {"clusterIP": format!("10.96.{third}.{fourth}"), "ports": [{"port": 80}]}
-        });
-        let slice = json!({
-            "kind": "EndpointSlice",
-            "metadata": {
-                "name": format!("s{number}-1"),
-                "namespace": "demo",
-                "labels": {"kubernetes.io/service-name": format!("s{number}")}
-            },
-            "addressType": "IPv4",
-            "endpoints": [{"addresses": [format!("10.244.{third}.{fourth}")]}],
-            "ports": [{"name": "", "port": 8080, "protocol": "TCP"}]
-        });
-        for event in [service, slice].iter().filter_map(event) {
-            cluster.apply(event);
-        }
-    }
-    let changes = cluster.resolve();
-    incremental.sync_changes(cluster.desired(Family::V4), &changes[Family::V4]);
-    let mut full = Pure::new(Family::V4, usize::MAX);
-    full.sync_fully(cluster.desired(Family::V4));
-    assert!(full.tables == incremental.tables, "all at once and as changes");
-    assert_eq!(full.installed.rules(Table::Nat), incremental.installed.rules(Table::Nat));
-    assert!(full.installed.rules(Table::Nat) > 450 * 4, "all Services have rules");
 }
 
 proptest! {

@@ -4,6 +4,7 @@
 
 mod form;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use portwarden_model::Family;
@@ -109,7 +110,7 @@ impl Reader {
         let mut text = std::mem::take(&mut self.unread);
         text.extend_from_slice(piece);
         if let Some(end) = text.iter().rposition(|byte| *byte == b'\n') {
-            String::from_utf8_lossy(&text[..end]).split('\n').for_each(|line| self.line(line));
+            printable(&text[..end]).split('\n').for_each(|line| self.line(line));
             text.drain(..=end);
         }
         self.unread = text;
@@ -118,7 +119,7 @@ impl Reader {
     /// What was read in all.
     pub fn finish(mut self) -> Saved {
         let last = std::mem::take(&mut self.unread);
-        self.line(&String::from_utf8_lossy(&last));
+        self.line(&printable(&last));
         self.close();
         self.saved
     }
@@ -156,6 +157,11 @@ impl Open {
             rules.push('\n');
         }
     }
+}
+
+/// Valid text takes the short way.
+fn printable(bytes: &[u8]) -> Cow<'_, str> {
+    str::from_utf8(bytes).map_or_else(|_| String::from_utf8_lossy(bytes), Cow::Borrowed)
 }
 
 fn first_word(text: &str) -> &str {
