@@ -10,6 +10,7 @@ mod error;
 mod installed;
 mod kernel;
 mod lists;
+mod numbers;
 mod phrase;
 mod plan;
 mod ports;

@@ -3,7 +3,7 @@
 //! The slots of a list of N endpoints are 0 to N-1. An endpoint keeps its slot as long as it can; when the list shrinks, the last ones move
 //! into the gaps. So adding or removing one endpoint changes one or two elements, whatever the list's length.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 
 use portwarden_model::{Backend, Pool};
@@ -258,45 +258,6 @@ fn entry_key(list: List, entry: u16) -> Image {
     Image::new().number(list.entry(entry))
 }
 
-/// Numbers for lists. A number that was given back is used again as late as possible: packets that are on their way may still carry it.
-#[derive(Debug)]
-pub(crate) struct Numbers {
-    next: u32,
-    limit: u32,
-    free: VecDeque<u32>,
-}
-
-impl Numbers {
-    pub(crate) fn new(limit: u32) -> Self {
-        Numbers { next: 0, limit, free: VecDeque::new() }
-    }
-
-    /// A number that is not in use; `None` if all are.
-    pub(crate) fn take(&mut self) -> Option<u32> {
-        if self.next < self.limit {
-            self.next += 1;
-            return Some(self.next - 1);
-        }
-        self.free.pop_front()
-    }
-
-    /// Marks a number as in use that was found in the kernel, before any is given out.
-    pub(crate) fn reserve(&mut self, number: u32) {
-        while self.next <= number && self.next < self.limit {
-            if self.next != number {
-                self.free.push_back(self.next);
-            }
-            self.next += 1;
-        }
-        self.free.retain(|free| *free != number);
-    }
-
-    /// Gives a number back.
-    pub(crate) fn release(&mut self, number: u32) {
-        self.free.push_back(number);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -367,16 +328,6 @@ mod tests {
             assert_eq!(told, slots);
             assert_eq!(matches!(kept, Slots::Narrow(_)), (2..=256).contains(&length));
         }
-    }
-
-    #[test]
-    fn numbers_are_reused_late_and_reserved_ones_not_given_out() {
-        let mut numbers = Numbers::new(4);
-        numbers.reserve(2);
-        assert_eq!(numbers.take(), Some(3));
-        assert_eq!((numbers.take(), numbers.take(), numbers.take()), (Some(0), Some(1), None));
-        numbers.release(3);
-        assert_eq!(numbers.take(), Some(3));
     }
 
     proptest! {
