@@ -6,6 +6,7 @@ use portwarden_model::object::Node;
 use portwarden_model::{Cluster, DetectLocal, Event, Family, Kind};
 use tracing::{error, info, warn};
 
+use super::waiting::{Missing, Waiting};
 use crate::metrics::ChangeMetrics;
 
 /// How long the first sync waits for the Node once Services and slices are known. Without the Node's address, node ports that should
@@ -42,15 +43,6 @@ pub(super) enum Readiness {
     Failed(Missing),
 }
 
-/// What the first sync waited for in vain.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Missing {
-    /// The Node itself.
-    Node,
-    /// The Node's pod ranges.
-    PodCidrs,
-}
-
 /// What events touched.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Touched {
@@ -67,6 +59,7 @@ pub(super) struct Arrivals {
     /// When Services and slices were first known.
     synced: Option<Instant>,
     ready: bool,
+    waiting: Waiting,
     services_pending: u32,
     endpoints_pending: u32,
     node: Option<Node>,
@@ -79,6 +72,7 @@ impl Arrivals {
             metrics,
             synced: None,
             ready: false,
+            waiting: Waiting::default(),
             services_pending: 0,
             endpoints_pending: 0,
             node: None,
@@ -136,24 +130,26 @@ impl Arrivals {
             return Readiness::Wait(None);
         }
         let since = *self.synced.get_or_insert(now);
-        let node = cluster.node();
+        let (name, node) = (&cluster.settings().node_name, cluster.node());
+        let missing_or = |other| if node.is_none() { Missing::Node } else { other };
         let addresses_until = since + self.wait.addresses;
         if node.is_none_or(|node| node.ips.is_empty()) && now < addresses_until {
-            return Readiness::Wait(Some(addresses_until));
+            let missing = missing_or(Missing::Addresses);
+            return Readiness::Wait(Some(self.waiting.tell(name.as_str(), missing, now, addresses_until)));
         }
         let needs_pod_cidrs = cluster.settings().detect_local == DetectLocal::NodeCidr
             && node.is_none_or(|node| node.pod_cidrs.is_empty());
         if let Some(wait) = self.wait.pod_cidrs.filter(|_| needs_pod_cidrs) {
-            let until = addresses_until + wait;
+            let (missing, until) = (missing_or(Missing::PodCidrs), addresses_until + wait);
             if now < until {
-                return Readiness::Wait(Some(until));
+                return Readiness::Wait(Some(self.waiting.tell(name.as_str(), missing, now, until)));
             }
-            return Readiness::Failed(if node.is_none() { Missing::Node } else { Missing::PodCidrs });
+            return Readiness::Failed(missing);
         }
         self.ready = true;
         match node {
             None if self.wait.is_none() => info!("No Node is known; this host's own addresses have to do"),
-            None => error!("Timed out waiting for node to exist"),
+            None => error!(node = %name, "Timed out waiting for node to exist"),
             Some(node) if node.ips.is_empty() => {
                 error!(node = %node.name, "Timed out waiting for node to be assigned IPs");
             }

@@ -8,6 +8,7 @@
 //! | `inbox.rs` | the way in: messages, and a descriptor to sleep on |
 //! | `run.rs` | the loop of the thread |
 //! | `arrivals.rs` | events on their way into the cluster: counting, the Node's special cases |
+//! | `waiting.rs` | what the first sync waits for, in the log |
 //! | `lane.rs` | one family: what waits, when it may go, retries |
 //! | `lanes.rs` | the families together, and the change from one mode to another |
 //! | `isolation.rs` | Services that the kernel refuses |
@@ -26,6 +27,7 @@ mod lanes;
 mod published;
 mod repair;
 mod run;
+mod waiting;
 
 #[cfg(test)]
 mod tests;
@@ -48,10 +50,11 @@ pub use lane::FULL_EVERY;
 pub use published::{HealthCheckPorts, Notice, Outlets, Published};
 pub use run::run;
 
-use arrivals::{Arrivals, Missing, Readiness};
+use arrivals::{Arrivals, Readiness};
 use flows::Cleanup;
 use lane::{Done, Failure, Outcome};
 use lanes::Lanes;
+use waiting::Missing;
 
 /// What the engine is told.
 pub enum Message {
@@ -241,7 +244,7 @@ impl Engine {
                 let node = self.cluster.settings().node_name.to_string();
                 return Err(match missing {
                     Missing::Node => EngineError::NoNode(node),
-                    Missing::PodCidrs => EngineError::NoPodCidrs(node),
+                    Missing::Addresses | Missing::PodCidrs => EngineError::NoPodCidrs(node),
                 });
             }
         }

@@ -192,13 +192,19 @@ fn stale_flows_are_looked_for_until_that_worked() {
     bench.engine.apply(vec![service("web", 1, "TCP", |_| {}), slice("web", 1, "TCP", |_| {})]);
     bench.pass(SECOND);
     assert_eq!(bench.flows.asked.lock().unwrap().len(), 3, "TCP alone is no reason");
+    bench.v4.tamper("somebody flushed");
+    bench.engine.look_for_tampering();
+    bench.pass(SECOND);
+    let asked = bench.flows.asked.lock().unwrap();
+    let full: Vec<bool> = asked.iter().map(|(_, changes)| changes.full).collect();
+    assert_eq!(full, [false, false, false, true], "flows may have begun while rules were missing");
 }
 
 #[test]
 fn the_first_sync_waits_for_the_node() {
     let mut bench = Bench::with(Settings::new("here"), NodeWait::FOR_API_SERVER);
     bench.list(vec![service("web", 1, "TCP", |_| {})]);
-    assert_eq!(bench.turn(), Some(30 * SECOND));
+    assert_eq!(bench.turn(), Some(10 * SECOND), "then it is told again");
     bench.pass(10 * SECOND);
     assert!(bench.v4.calls().is_empty());
     bench.engine.apply(vec![node(|node| node.status.addresses.clear())]);
@@ -216,6 +222,27 @@ fn a_node_that_never_comes_is_done_without() {
     bench.turn();
     bench.pass(30 * SECOND);
     assert_eq!(bench.v4.calls().len(), 1);
+}
+
+#[test]
+fn what_the_first_sync_waits_for_is_told() {
+    let lines = logged(|| {
+        let settings = Settings { detect_local: DetectLocal::NodeCidr, ..Settings::new("here") };
+        let mut bench = Bench::with(settings, NodeWait::FOR_API_SERVER);
+        bench.list(vec![service("web", 1, "TCP", |_| {})]);
+        bench.pass(5 * SECOND);
+        bench.engine.apply(vec![node(|node| node.status.addresses.clear())]);
+        bench.pass(20 * SECOND);
+        bench.engine.apply(vec![node(|_| {})]);
+        bench.pass(5 * SECOND);
+        bench.engine.apply(vec![node(|node| node.spec.pod_cidrs = vec!["10.1.0.0/24".to_owned()])]);
+        bench.pass(SECOND);
+    });
+    let told = |words: &str| lines.lines().filter(|line| line.contains(words)).count();
+    assert_eq!(told("Waiting for node to exist"), 1, "{lines}");
+    assert_eq!(told("Waiting for node to be assigned IPs"), 2, "at once and after ten seconds\n{lines}");
+    assert_eq!(told("Waiting for PodCIDR allocation on the node"), 1, "{lines}");
+    assert_eq!(told("Successfully retrieved NodeIPs"), 1, "{lines}");
 }
 
 #[test]

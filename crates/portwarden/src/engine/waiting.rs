@@ -1,0 +1,103 @@
+//! What the first sync waits for, told once and again: a proxy that waits in silence looks like one that hangs.
+
+use std::time::{Duration, Instant};
+
+use tracing::info;
+
+/// So long after the first line comes the second; each further one after twice the time.
+const FIRST_REMINDER: Duration = Duration::from_secs(10);
+
+/// The longest time between two lines.
+const LONGEST_SILENCE: Duration = Duration::from_secs(60);
+
+/// What the first sync needs of the Node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Missing {
+    /// The Node itself.
+    Node,
+    /// The Node's addresses.
+    Addresses,
+    /// The Node's pod ranges.
+    PodCidrs,
+}
+
+impl Missing {
+    fn words(self) -> &'static str {
+        match self {
+            Missing::Node => {
+                "Waiting for node to exist; no rules are written meanwhile. Check that the kubelet runs and registers under this name"
+            }
+            Missing::Addresses => {
+                "Waiting for node to be assigned IPs; no rules are written meanwhile. The kubelet or the cloud provider sets them"
+            }
+            Missing::PodCidrs => {
+                "Waiting for PodCIDR allocation on the node; no rules are written meanwhile. The controller manager allocates them"
+            }
+        }
+    }
+}
+
+/// When there was, and will be, a line about what is missing.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    told: Option<Told>,
+}
+
+#[derive(Debug)]
+struct Told {
+    missing: Missing,
+    gap: Duration,
+    next: Instant,
+}
+
+impl Waiting {
+    /// Tells what is missing if it is time to. Returns when to ask again: for the next line, or because the wait is over.
+    pub(super) fn tell(&mut self, node: &str, missing: Missing, now: Instant, until: Instant) -> Instant {
+        let gap = match &self.told {
+            Some(told) if told.missing == missing && now < told.next => return told.next.min(until),
+            Some(told) if told.missing == missing => (told.gap * 2).min(LONGEST_SILENCE),
+            _ => FIRST_REMINDER,
+        };
+        let left = until.saturating_duration_since(now);
+        info!(node, atMost = ?left, "{}", missing.words());
+        let next = now + gap;
+        self.told = Some(Told { missing, gap, next });
+        next.min(until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::logging::captured::logged;
+
+    #[test]
+    fn reminders_come_ever_more_rarely_but_at_least_once_a_minute() {
+        let (start, until) = (Instant::now(), Duration::from_secs(330));
+        let mut at = Vec::new();
+        let lines = logged(|| {
+            let mut waiting = Waiting::default();
+            let mut now = start;
+            while now < start + until {
+                at.push((now - start).as_secs());
+                now = waiting.tell("here", Missing::PodCidrs, now, start + until);
+            }
+        });
+        assert_eq!(at, [0, 10, 30, 70, 130, 190, 250, 310]);
+        assert_eq!(lines.lines().count(), at.len(), "{lines}");
+    }
+
+    #[test]
+    fn something_else_that_is_missing_is_told_at_once() {
+        let now = Instant::now();
+        let until = now + Duration::from_secs(30);
+        let lines = logged(|| {
+            let mut waiting = Waiting::default();
+            waiting.tell("here", Missing::Node, now, until);
+            waiting.tell("here", Missing::Node, now + Duration::from_secs(1), until);
+            waiting.tell("here", Missing::Addresses, now + Duration::from_secs(2), until);
+        });
+        assert_eq!(lines.lines().count(), 2, "{lines}");
+        assert!(lines.contains("Waiting for node to exist") && lines.contains("assigned IPs"), "{lines}");
+    }
+}
