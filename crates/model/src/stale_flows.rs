@@ -1,9 +1,10 @@
-//! Which UDP flows the kernel should forget, because they lead to where they should no longer go.
+//! Which flows the kernel should forget, because they lead to where they should no longer go.
 //!
 //! The kernel remembers for every UDP flow the endpoint it was sent to, and as long as packets come it never asks again. A client that
-//! keeps one socket open would thus talk to a pod that is gone for ever. TCP and SCTP notice by themselves and are left alone.
+//! keeps one socket open would thus talk to a pod that is gone for ever. TCP and SCTP notice by themselves and are left alone, but for
+//! one case: see [below](#connections-that-never-began).
 //!
-//! | flow to | is stale if its endpoint |
+//! | UDP flow to | is stale if its endpoint |
 //! |---|---|
 //! | a frontend | does not answer any more: it is not in [`ProxiedPort::serving`] (readiness, termination and hints do not matter) |
 //! | a frontend whose policy is Local for this client | does not answer any more, or runs on another node |
@@ -14,6 +15,12 @@
 //! this host's own addresses only, so that a flow to the same port of another host is left alone; that also makes it safe to clean up
 //! after a node port without endpoints. A flow from a pod is told from others by its source address; where pods are told by their
 //! interface instead, an endpoint on another node is never held against a flow to an external frontend.
+//!
+//! # Connections that never began
+//! While rules are missing, because somebody flushed them, the first packet of a TCP connection is remembered as one that is not
+//! redirected. The kernel keeps that for two minutes: neither the repeated packets of that connection nor a later one from the same
+//! port of the client would be redirected, whatever the rules say. So once rules were put back, such flows are stale too, as long as
+//! nobody answered.
 //!
 //! Compared with the reference, this also covers deleted Services, removed addresses and node ports, node ports without endpoints and
 //! policies that became Local; and it is asked for by any change to a Service with UDP ports, not only by changed slices.
@@ -39,6 +46,14 @@ pub struct Flow {
     pub destination: SocketAddr,
     /// Who answers: the endpoint, if the flow was redirected, and else the destination itself.
     pub reply_source: SocketAddr,
+    /// Whether anything ever came back.
+    pub answered: bool,
+}
+
+impl Flow {
+    fn is_redirected(&self) -> bool {
+        self.reply_source != self.destination
+    }
 }
 
 /// Knows which flows of one family are stale. Building it costs time in proportion to the UDP endpoints, each question next to none.
@@ -50,6 +65,8 @@ pub struct StaleFlows<'a> {
     gone: HashSet<Place>,
     /// For each UDP port by its number: who answers there, and whether on this node.
     serving: HashMap<(u32, SocketAddr), bool>,
+    /// Where connections begin that must be redirected, if rules may have been missing.
+    beginnings: HashSet<(Protocol, Place)>,
 }
 
 /// Where a frontend is: its address (none for node ports) and port.
@@ -70,7 +87,7 @@ impl<'a> StaleFlows<'a> {
     /// What is stale after these changes. `None` if they cannot have made any flow stale, which saves listing all flows. After a failed sync the
     /// same changes come again, so nothing is forgotten.
     pub fn after(changes: &Changes, desired: &'a Desired, host_addresses: &[IpAddr]) -> Option<Self> {
-        if !changes.udp && changes.gone.is_empty() {
+        if !changes.udp && !changes.full && changes.gone.is_empty() {
             return None;
         }
         let mut stale = StaleFlows {
@@ -79,39 +96,46 @@ impl<'a> StaleFlows<'a> {
             frontends: HashMap::new(),
             gone: HashSet::new(),
             serving: HashMap::new(),
+            beginnings: HashSet::new(),
         };
         for (number, port) in (0u32..).zip(desired.ports().filter(|port| port.protocol() == Protocol::Udp)) {
             stale.add(number, port);
         }
         let gone = changes.gone.iter().filter(|gone| gone.protocol == Protocol::Udp);
         stale.gone = gone.map(|gone| (gone.ip, gone.port)).collect();
+        if changes.full {
+            for port in desired.ports().filter(|port| port.protocol() != Protocol::Udp) {
+                stale.beginnings.extend(places_of(port).map(|(place, _)| (port.protocol(), place)));
+            }
+        }
         Some(stale)
     }
 
     /// Whether the kernel should forget this flow.
     pub fn is_stale(&self, flow: &Flow) -> bool {
-        if flow.protocol != Protocol::Udp {
-            return false;
-        }
         let (ip, port) = (flow.destination.ip(), flow.destination.port());
-        let places = [Some((Some(ip), port)), self.is_node_port_address(ip).then_some((None, port))];
-        for place in places.into_iter().flatten() {
+        let node_port = self.is_node_port_address(ip).then_some((None, port));
+        let mut places = [Some((Some(ip), port)), node_port].into_iter().flatten();
+        if flow.protocol != Protocol::Udp {
+            let never_began = !flow.answered && !flow.is_redirected();
+            return never_began && places.any(|place| self.beginnings.contains(&(flow.protocol, place)));
+        }
+        for place in places {
             // What exists again is not gone, whatever an earlier sync left to do.
             if let Some(rule) = self.frontends.get(&place) {
                 return !self.may_stay(rule, flow);
             }
         }
-        let redirected = flow.reply_source != flow.destination;
         let was_node_port = || self.host_addresses.contains(&ip) && self.gone.contains(&(None, port));
-        redirected && (self.gone.contains(&(Some(ip), port)) || was_node_port())
+        flow.is_redirected() && (self.gone.contains(&(Some(ip), port)) || was_node_port())
     }
 
     fn add(&mut self, number: u32, port: &ProxiedPort) {
         for backend in port.serving.iter() {
             self.serving.insert((number, backend.address()), backend.local);
         }
-        for frontend in port.frontends.iter().filter(|frontend| !frontend.shadowed) {
-            self.frontends.insert((frontend.ip, frontend.port), Rule::of(number, frontend));
+        for (place, frontend) in places_of(port) {
+            self.frontends.insert(place, Rule::of(number, frontend));
         }
     }
 
@@ -137,6 +161,11 @@ impl<'a> StaleFlows<'a> {
             && self.node.node_ports.contains(ip)
             && (!ip.is_loopback() || self.node.node_ports_on_loopback)
     }
+}
+
+fn places_of(port: &ProxiedPort) -> impl Iterator<Item = (Place, &Frontend)> {
+    let answering = port.frontends.iter().filter(|frontend| !frontend.shadowed);
+    answering.map(|frontend| ((frontend.ip, frontend.port), frontend))
 }
 
 impl Rule {

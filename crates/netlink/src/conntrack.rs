@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::family::{IpFamily, address};
+use crate::nftables::expr::ct_status;
 use crate::socket::{Consistency, DUMP_ATTEMPTS, Protocol, Socket};
 use crate::wire::{Attribute, Attributes, Malformed, Message};
 use nix::errno::Errno;
@@ -67,6 +68,11 @@ pub struct Flow {
 }
 
 impl Flow {
+    /// Whether a packet of the way back was ever seen.
+    pub fn is_answered(&self) -> bool {
+        self.status & ct_status::SEEN_REPLY != 0
+    }
+
     /// Reads a flow from a message; `None` if the message tells of none.
     pub fn decode(message: &Message<'_>) -> Result<Option<Self>, Malformed> {
         match attributes_of(message) {

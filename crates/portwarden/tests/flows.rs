@@ -2,6 +2,7 @@
 //!
 //! The kernel remembers where a flow goes for as long as packets come; without clean-up the client would talk to a pod that is gone.
 //! Every transition runs for both modes and both families, and a restart in between must not disturb a flow that is good.
+//! TCP needs this only where rules were missing when a connection began.
 
 mod support;
 
@@ -9,6 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
 use portwarden_testkit::probe::Connection;
 use portwarden_testkit::{Host, Topology, Transport, topology::addresses};
 use support::{Rig, cluster_cidr, node, service, slice};
@@ -303,4 +305,47 @@ fn a_restart_leaves_good_flows_alone() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The kernel remembers for two minutes that such a connection is not redirected, and takes a later one from the same port for the same.
+#[test]
+fn a_connection_that_began_without_rules_is_forgotten_with_their_repair() -> Result<()> {
+    for (mode, damages) in [
+        (
+            "nftables",
+            &[["nft", "flush", "table", "ip", "kube-proxy"], ["nft", "flush", "table", "ip6", "kube-proxy"]],
+        ),
+        (
+            "iptables",
+            &[
+                ["iptables", "-t", "nat", "-F", "KUBE-SERVICES"],
+                ["ip6tables", "-t", "nat", "-F", "KUBE-SERVICES"],
+            ],
+        ),
+    ] {
+        for v4 in [true, false] {
+            unredirected(mode, damages[usize::from(!v4)], v4)
+                .with_context(|| format!("{mode}, IPv{}", if v4 { 4 } else { 6 }))?;
+        }
+    }
+    Ok(())
+}
+
+fn unredirected(mode: &str, damage: [&str; 5], v4: bool) -> Result<()> {
+    let mut rig = Rig::new()?;
+    let pod = host(&rig.topology, "pod-0")?;
+    pod.serve(Transport::Tcp, 8080)?;
+    let endpoint = |v4| slice("web", "TCP", &[(ip_of(pod, v4), "node-a")], 8080);
+    rig.objects(&[node(), service("web", V4, V6, "TCP", ""), endpoint(true), endpoint(false)])?;
+    rig.start_mode(mode)?;
+    let to = address(Through::ClusterIp, v4);
+    rig.wait_for_service(to)?;
+    rig.signal(Signal::SIGSTOP)?;
+    rig.command(damage[0]).args(&damage[1..]).run()?;
+    let client = rig.topology.pod(2).probe().impatient().from_port(40_001);
+    let outcome = client.tcp(to)?;
+    ensure!(!outcome.is_answered(), "without rules: {outcome}");
+    rig.signal(Signal::SIGCONT)?;
+    rig.wait_for_service(to)?;
+    rig.wait_until("the same port to be answered", || Ok(client.tcp(to)?.is_answered()))
 }

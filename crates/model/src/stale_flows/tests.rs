@@ -38,6 +38,7 @@ fn flow(source: &str, destination: &str, reply_source: &str) -> Flow {
         source: source.parse().expect("an address"),
         destination: destination.parse().expect("an address and port"),
         reply_source: reply_source.parse().expect("an address and port"),
+        answered: true,
     }
 }
 
@@ -256,7 +257,7 @@ fn ipv6_flows_follow_the_same_rules() {
 #[test]
 fn nothing_is_looked_at_when_nothing_about_udp_changed() {
     let cluster = cluster(&[&dns(|_| {}), &pods("A R")]);
-    let changes = Changes { full: true, node: true, services: [demo("web")].into(), ..Changes::default() };
+    let changes = Changes { node: true, services: [demo("web")].into(), ..Changes::default() };
     assert!(StaleFlows::after(&changes, cluster.desired(Family::V4), &host()).is_none());
 }
 
@@ -287,4 +288,31 @@ fn easy_to_miss_21_a_first_sync_spares_good_flows() {
         assert!(!stale.is_stale(&flow(CLIENT, frontend, "10.1.0.1:5353")), "{frontend}");
         assert!(stale.is_stale(&flow(CLIENT, frontend, "10.1.0.2:5353")), "{frontend}");
     }
+}
+
+/// Its first packet came while rules were missing, so that the kernel would not redirect the next ones either.
+#[test]
+fn after_a_full_sync_connections_that_never_began_are_stale() {
+    let web = dns(|s| {
+        s.spec.ports = vec![service_port("web", "TCP", 53), service_port("sctp", "SCTP", 54)];
+        s.spec.ports[0].node_port = 30053;
+    });
+    let cluster = cluster(&[&web]);
+    let stale =
+        StaleFlows::after(&Changes::everything(), cluster.desired(Family::V4), &host()).expect("a full sync");
+    for frontend in FRONTENDS {
+        let waiting = Flow { protocol: Protocol::Tcp, answered: false, ..flow(CLIENT, frontend, frontend) };
+        assert!(stale.is_stale(&waiting), "{frontend}");
+        assert!(!stale.is_stale(&Flow { answered: true, ..waiting }), "{frontend}: somebody answered");
+        assert!(!stale.is_stale(&Flow { protocol: Protocol::Sctp, ..waiting }), "{frontend} is TCP's");
+        let redirected =
+            Flow { reply_source: "10.1.0.1:8080".parse().expect("an address and port"), ..waiting };
+        assert!(!stale.is_stale(&redirected), "{frontend}: it waits for its endpoint");
+    }
+    let sctp =
+        Flow { protocol: Protocol::Sctp, answered: false, ..flow(CLIENT, "10.96.0.10:54", "10.96.0.10:54") };
+    assert!(stale.is_stale(&sctp));
+    let elsewhere = "198.51.100.77:30053";
+    let elsewhere = Flow { protocol: Protocol::Tcp, answered: false, ..flow(CLIENT, elsewhere, elsewhere) };
+    assert!(!stale.is_stale(&elsewhere), "another host's port");
 }

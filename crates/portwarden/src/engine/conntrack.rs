@@ -71,5 +71,6 @@ fn seen(flow: &conntrack::Flow) -> Option<Flow> {
         source: flow.original.source,
         destination: SocketAddr::new(flow.original.destination, flow.original.destination_port),
         reply_source: SocketAddr::new(flow.reply.source, flow.reply.source_port),
+        answered: flow.is_answered(),
     })
 }

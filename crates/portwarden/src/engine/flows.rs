@@ -1,4 +1,4 @@
-//! Removing flows that go to endpoints which no longer serve.
+//! Removing flows that go to where they should no longer go.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -29,6 +29,8 @@ pub(super) struct Cleanup {
 struct Wanted {
     /// When to do it; `None` if there is nothing to do.
     at: Option<Instant>,
+    /// Rules may have been missing for a while.
+    full: bool,
     gone: BTreeSet<GoneFrontend>,
     failures: u32,
 }
@@ -39,8 +41,9 @@ impl Cleanup {
     }
 
     /// A sync changed what flows may go to.
-    pub(super) fn request(&mut self, family: Family, gone: BTreeSet<GoneFrontend>, now: Instant) {
+    pub(super) fn request(&mut self, family: Family, full: bool, gone: BTreeSet<GoneFrontend>, now: Instant) {
         let wanted = &mut self.families[family];
+        wanted.full |= full;
         wanted.gone.extend(gone);
         wanted.at = Some(now);
     }
@@ -63,7 +66,8 @@ impl Cleanup {
         if wanted.at.is_none_or(|at| started < at) {
             return;
         }
-        let changes = Changes { udp: true, gone: wanted.gone.clone(), ..Changes::default() };
+        let changes =
+            Changes { udp: true, full: wanted.full, gone: wanted.gone.clone(), ..Changes::default() };
         let result = self.flows.clean(cluster.desired(family), &changes, cluster.host_addresses());
         let ended = clock().instant;
         let took = ended.saturating_duration_since(started);

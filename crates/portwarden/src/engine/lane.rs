@@ -41,8 +41,6 @@ pub(super) struct Done {
     pub(super) report: Report,
     pub(super) refused: Difference,
     pub(super) took: Duration,
-    /// It put back what somebody else had changed.
-    pub(super) repaired: bool,
     /// How many attempts failed before.
     pub(super) failures: u32,
     /// How many Services the kernel refuses now.
@@ -173,7 +171,6 @@ impl Lane {
 
     fn done(&mut self, mut report: Report, ended: Instant, took: Duration) -> Done {
         let changes = std::mem::take(&mut self.pending);
-        let repaired = changes.full && self.repair.next(ended).is_some();
         if changes.full || report.full {
             self.last_full = Some(ended);
             self.repair.done(ended, took);
@@ -181,6 +178,6 @@ impl Lane {
         let isolated = std::mem::take(&mut report.isolated);
         let refused = self.isolation.report(&changes, isolated, ended, self.pacing.sync_period);
         let failures = std::mem::take(&mut self.failures);
-        Done { changes, report, refused, took, repaired, failures, isolated: self.isolation.len() }
+        Done { changes, report, refused, took, failures, isolated: self.isolation.len() }
     }
 }

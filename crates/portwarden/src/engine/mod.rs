@@ -368,9 +368,10 @@ impl Engine {
             info!(ipFamily = %family, %service, "The kernel takes a Service that it had refused");
         }
         self.published.health_checks(desired, &done.changes);
-        // Rules that were missing for a while let flows through as they were.
-        if done.repaired || done.changes.udp || !done.changes.gone.is_empty() {
-            self.cleanup.request(family, done.changes.gone, now.instant);
+        // Before a full sync rules may have been missing, so that flows went through as they were.
+        let full = done.changes.full || done.report.full;
+        if full || done.changes.udp || !done.changes.gone.is_empty() {
+            self.cleanup.request(family, full, done.changes.gone, now.instant);
         }
     }
 
