@@ -71,6 +71,23 @@ fn follows_a_cluster_and_says_that_it_started() -> Result<()> {
 }
 
 #[test]
+fn a_gate_says_whether_lists_are_streams() -> Result<()> {
+    for (gate, streams) in [("WatchListClient=true", true), ("WatchListClient=false", false)] {
+        let mut rig = Rig::new()?;
+        let server = cluster(&rig)?;
+        server.apply(here());
+        start(&mut rig, &server, &[&format!("--feature-gates={gate}")])?;
+        rig.wait_for_service(web())?;
+        let requests = server.requests();
+        ensure!(
+            requests.iter().any(|seen| seen.query.contains("sendInitialEvents")) == streams,
+            "{gate}: {requests:?}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
 fn an_unset_mode_is_told_as_an_event() -> Result<()> {
     let mut rig = Rig::new()?;
     let server = cluster(&rig)?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use portwarden_model::Kind;
 use portwarden_source::Health;
-use portwarden_source::kubernetes::{Client, ClientOptions};
+use portwarden_source::kubernetes::{Client, ClientOptions, Kubernetes};
 
 use support::certificates::Authority;
 use support::follower::Follower;
@@ -113,6 +113,21 @@ async fn server(mut script: impl FnMut(usize, &Seen) -> Reply + Send + 'static) 
 
 fn for_services(server: &Scripted) -> Vec<Seen> {
     server.seen().into_iter().filter(|seen| seen.path == SERVICES).collect()
+}
+
+#[tokio::test]
+async fn streaming_lists_are_not_asked_for_where_they_are_not_wanted() {
+    let server = server(|_, seen| match seen.is_watch() {
+        true => quiet_watch(),
+        false => Reply::ok(JSON, services(&["web"], 5, "")),
+    })
+    .await;
+    let client = Client::new(master(&server.url), None).await.expect("the address is good");
+    let mut follower = Follower::of(Kubernetes::new(client, "node-a").streaming_lists(false), "node-a");
+    follower.until_listed().await;
+    assert_eq!(follower.names(Kind::Service), ["demo/web"]);
+    server.until_seen("a watch after the list", |seen| seen.path == SERVICES && seen.is_watch()).await;
+    assert!(!server.seen().iter().any(Seen::is_streaming_list), "{:?}", server.seen());
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@ use portwarden_source::kubernetes::{Client, ClientOptions, EventRecorder, Kubern
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
+use crate::config::gates::Feature;
 use crate::config::{ApiClient, Settled, Source};
 use crate::engine::{Handle, Message};
 use crate::metrics::{RestClientMetrics, go_architecture};
@@ -54,7 +55,8 @@ impl RunningSource {
                 info!(server = client.server(), identity = client.identity(), "Following an API server");
                 let (recorder, record) = recorder(&client);
                 metrics.connected();
-                tasks.spawn(Kubernetes::new(client, node).run(sink));
+                let streaming = settled.gates.enabled(Feature::WatchListClient);
+                tasks.spawn(Kubernetes::new(client, node).streaming_lists(streaming).run(sink));
                 // Ends with the last recorder; until then it is no part of the source whose end matters.
                 tokio::spawn(record);
                 Ok(RunningSource { tasks, recorder: Some(recorder) })

@@ -193,13 +193,11 @@ fn gate_effects(feature: Feature) -> &'static [Effect] {
         Feature::KubeProxyIpvs => &[],
         Feature::AllowServiceExternalIps => &[Live(Part::Rules)],
         Feature::ComponentFlagz | Feature::ComponentStatusz => &[Live(Part::MetricsServer)],
+        Feature::WatchListClient => &[Restart(Part::Source)],
         // Only say which settings may be made.
         Feature::LoggingBetaOptions | Feature::LoggingAlphaOptions => &[],
         // Without effect, whatever they are set to.
-        Feature::NftablesNetlink
-        | Feature::NftablesLocalhostNodePorts
-        | Feature::NativeHistograms
-        | Feature::WatchListClient => &[],
+        Feature::NftablesNetlink | Feature::NftablesLocalhostNodePorts | Feature::NativeHistograms => &[],
     }
 }
 

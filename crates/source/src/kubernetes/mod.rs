@@ -10,7 +10,6 @@
 //! | `list.rs`, `watch.rs` | one page of a list, one watch |
 //! | `intake.rs` | decoded objects to events and problems |
 //! | `reflector.rs`, `patience.rs`, `backoff.rs` | one kind of object, followed through every failure |
-//! | `node.rs` | the wait for the own Node at start-up |
 //! | `recorder.rs` | Kubernetes Events |
 
 mod access;
@@ -37,6 +36,7 @@ pub use error::RequestError;
 pub use recorder::{EventRecorder, NewEvent, Regarding, Severity};
 pub use token::TokenError;
 
+use crate::settle::Manifest;
 use crate::sink::Sink;
 use reflector::Reflector;
 
@@ -45,12 +45,20 @@ use reflector::Reflector;
 pub struct Kubernetes {
     client: Client,
     node_name: String,
+    streaming_lists: bool,
 }
 
 impl Kubernetes {
     /// Services, EndpointSlices and ServiceCIDRs of the cluster, and the Node of this name.
     pub fn new(client: Client, node_name: impl Into<String>) -> Self {
-        Kubernetes { client, node_name: node_name.into() }
+        Kubernetes { client, node_name: node_name.into(), streaming_lists: true }
+    }
+
+    /// Whether lists are asked for as streams of watch events first. They are unless this says otherwise; a server that cannot make them
+    /// is asked for ordinary ones in any case.
+    #[must_use]
+    pub fn streaming_lists(self, wanted: bool) -> Self {
+        Kubernetes { streaming_lists: wanted, ..self }
     }
 
     /// Tells all objects and then every change, until nobody listens any more.
@@ -58,12 +66,15 @@ impl Kubernetes {
     /// Nothing that an API server does ends this: what fails is told as the source's state and tried again. What was told once
     /// stays true until the server says otherwise.
     pub async fn run(self, sink: Sink) {
-        let Kubernetes { client, node_name } = self;
         tokio::join!(
-            Reflector::<manifest::Service>::new(client.clone(), &node_name, sink.clone()).run(),
-            Reflector::<manifest::EndpointSlice>::new(client.clone(), &node_name, sink.clone()).run(),
-            Reflector::<manifest::Node>::new(client.clone(), &node_name, sink.clone()).run(),
-            Reflector::<manifest::ServiceCidr>::new(client, &node_name, sink).run(),
+            self.reflector::<manifest::Service>(&sink).run(),
+            self.reflector::<manifest::EndpointSlice>(&sink).run(),
+            self.reflector::<manifest::Node>(&sink).run(),
+            self.reflector::<manifest::ServiceCidr>(&sink).run(),
         );
+    }
+
+    fn reflector<M: Manifest>(&self, sink: &Sink) -> Reflector<M> {
+        Reflector::new(self.client.clone(), &self.node_name, sink.clone(), self.streaming_lists)
     }
 }

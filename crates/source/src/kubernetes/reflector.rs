@@ -73,14 +73,14 @@ pub(crate) struct Reflector<M> {
 }
 
 impl<M: Manifest> Reflector<M> {
-    pub(crate) fn new(client: Client, node_name: &str, sink: Sink) -> Self {
+    pub(crate) fn new(client: Client, node_name: &str, sink: Sink, streaming: bool) -> Self {
         let resource = Resource::of(M::KIND, node_name);
         Reflector {
             client,
             intake: Intake::new(sink.clone()),
             sink,
             position: Position::default(),
-            streaming: true,
+            streaming,
             listed: false,
             patience: Patience::new(resource.without.is_some()),
             resource,

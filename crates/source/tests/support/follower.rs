@@ -34,11 +34,15 @@ pub struct Follower {
 
 impl Follower {
     pub fn start(client: Client, node_name: &str) -> Self {
+        Follower::of(Kubernetes::new(client, node_name), node_name)
+    }
+
+    pub fn of(source: Kubernetes, node_name: &str) -> Self {
         let (sender, updates) = mpsc::unbounded_channel();
         let sink = Sink::new(10_000, move |update| sender.send(update).is_ok());
         Follower {
             updates,
-            task: tokio::spawn(Kubernetes::new(client, node_name).run(sink)),
+            task: tokio::spawn(source.run(sink)),
             objects: BTreeMap::new(),
             listing: BTreeMap::new(),
             lists: BTreeMap::new(),

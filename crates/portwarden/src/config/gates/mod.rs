@@ -52,7 +52,7 @@ pub enum Feature {
     LoggingBetaOptions,
     /// Separate streams and buffers for logs.
     LoggingAlphaOptions,
-    /// The first list arrives as a stream of watch events. Without effect.
+    /// The first list arrives as a stream of watch events.
     WatchListClient,
 }
 
@@ -139,7 +139,6 @@ const WITHOUT_EFFECT: &[(Feature, &str)] = &[
         "in mode nftables, node ports are not proxied on loopback addresses; mode iptables does that for 127.0.0.1",
     ),
     (Feature::NativeHistograms, "metrics are shown as text only"),
-    (Feature::WatchListClient, "the first list is a stream wherever the API server offers that"),
 ];
 
 /// A gate was changed without effect.
@@ -307,6 +306,7 @@ mod tests {
         let (gates, _) = with(&[
             ("KubeProxyNFTablesLocalhostNodePorts", true),
             ("WatchListClient", false),
+            ("NativeHistograms", false),
             ("NFTablesNetlink", true),
             ("ComponentFlagz", false),
         ])
@@ -319,7 +319,7 @@ mod tests {
             ),
             "{named:?}"
         );
-        assert!(named[1].starts_with("feature gate WatchListClient is false"), "{named:?}");
+        assert!(named[1].starts_with("feature gate NativeHistograms is false"), "{named:?}");
     }
 
     #[test]

@@ -72,7 +72,12 @@ fn changes_need_what_their_part_needs() {
         ("", "conntrack: {min: 1}", live(&[Part::Kernel])),
         ("", "oomScoreAdj: 1", live(&[Part::Process])),
         ("", "featureGates: {AllowServiceExternalIPs: false}", live(&[Part::Rules])),
-        ("", "featureGates: {AllBeta: false, LoggingBetaOptions: true}", live(&[Part::MetricsServer])),
+        (
+            "",
+            "featureGates: {AllBeta: false, LoggingBetaOptions: true}",
+            (vec![Part::MetricsServer], vec![Part::Source]),
+        ),
+        ("", "featureGates: {WatchListClient: false}", restart(&[Part::Source])),
         (
             "mode: nftables",
             "mode: nftables\nnftables: {syncPeriod: 1m}",
