@@ -109,6 +109,19 @@ impl Socket {
         self.port
     }
 
+    /// Waits no longer than this for an answer; at most, and unless told otherwise, a minute.
+    pub fn set_patience(&self, patience: Duration) -> Result<()> {
+        let failed = |source| Error::Open {
+            action: "set the receive timeout of",
+            protocol: self.protocol.name(),
+            source,
+        };
+        // A timeout of zero would mean no limit.
+        let micros =
+            i64::try_from(patience.as_micros()).unwrap_or(i64::MAX).clamp(1, ANSWER_SECONDS * 1_000_000);
+        setsockopt(&self.fd, sockopt::ReceiveTimeout, &TimeVal::microseconds(micros)).map_err(failed)
+    }
+
     /// Joins a multicast group by its number.
     pub fn join(&self, group: u32) -> Result<()> {
         set_netlink_option(self.fd.as_fd(), NetlinkOption::AddMembership, group).map_err(|source| {

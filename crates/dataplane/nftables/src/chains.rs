@@ -131,7 +131,16 @@ impl Chains {
         self.rules.get(chain)
     }
 
-    fn chain(&mut self, name: &str, rules: Vec<Vec<Expr>>) {
+    /// The counters that rules use.
+    pub(crate) fn counters(&self) -> BTreeSet<&Name> {
+        fn counter(expression: &Expr) -> Option<&Name> {
+            if let Expr::NamedCounter(name) = expression { Some(name) } else { None }
+        }
+        self.rules.values().flatten().flatten().filter_map(counter).collect()
+    }
+
+    /// Puts rules in place of a chain's.
+    pub(crate) fn chain(&mut self, name: &str, rules: Vec<Vec<Expr>>) {
         self.rules.insert(Name::from(name), rules);
     }
 }

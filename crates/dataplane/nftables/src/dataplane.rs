@@ -23,7 +23,7 @@ use crate::sets::Sets;
 use write::Failed;
 
 /// The table, shared with kube-proxy: whoever comes later takes it over in one transaction.
-const TABLE: &str = "kube-proxy";
+pub(crate) const TABLE: &str = "kube-proxy";
 const TABLE_COMMENT: &str = "rules of Portwarden";
 
 /// What only this mode has to know.
@@ -31,11 +31,13 @@ const TABLE_COMMENT: &str = "rules of Portwarden";
 pub struct Options {
     /// The bit of the packet mark that asks for masquerading, 0 to 31.
     pub masquerade_bit: u8,
+    /// Refuse node ports on loopback addresses that no proxy in user space answers for, and count what is refused.
+    pub localhost_node_ports: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { masquerade_bit: 14 }
+        Options { masquerade_bit: 14, localhost_node_ports: false }
     }
 }
 
@@ -44,6 +46,7 @@ impl Default for Options {
 pub struct Nftables {
     family: Family,
     mark: u32,
+    localhost_node_ports: bool,
     kernel: Kernel,
     sets: Sets,
     installed: Installed,
@@ -66,6 +69,7 @@ impl Nftables {
         Ok(Nftables {
             family,
             mark: 1 << (options.masquerade_bit % 32),
+            localhost_node_ports: options.localhost_node_ports,
             kernel,
             sets,
             installed: Installed::new(Default::default()),

@@ -30,8 +30,8 @@ pub(crate) struct Kernel {
 pub(crate) enum Found {
     /// Nothing.
     Nothing,
-    /// A table of this layout: session affinity can stay. Sets and chains by name.
-    Ours { sets: Vec<nftables::Set>, chains: BTreeSet<String> },
+    /// A table of this layout: session affinity can stay. Sets, chains and counters by name.
+    Ours { sets: Vec<nftables::Set>, chains: BTreeSet<String>, counters: BTreeSet<String> },
     /// A table of another layout, or of another program.
     Other,
 }
@@ -65,7 +65,9 @@ impl Kernel {
         }
         let chains =
             self.client.chains(&self.table)?.into_iter().map(|chain| chain.object.name.to_string()).collect();
-        Ok(Found::Ours { sets: found, chains })
+        let counters = self.client.counters(&self.table)?;
+        let counters = counters.into_iter().map(|counter| counter.object.name.to_string()).collect();
+        Ok(Found::Ours { sets: found, chains, counters })
     }
 
     /// Sticky lists that an earlier process left, by the key of their name.

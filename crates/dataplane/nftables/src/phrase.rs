@@ -317,6 +317,11 @@ pub(crate) fn reset() -> Expr {
     Expr::Reject(Reject::TcpReset)
 }
 
+/// `counter name NAME`
+pub(crate) fn count(name: &str) -> Expr {
+    Expr::NamedCounter(Name::from(name))
+}
+
 /// `drop`
 pub(crate) fn drop() -> Expr {
     Expr::Verdict(Verdict::Drop)

@@ -1,5 +1,7 @@
 //! The conversation with nf_tables: commit transactions, list objects.
 
+use std::time::Duration;
+
 use super::batch::Batch;
 use super::transaction::Transaction;
 use crate::error::{Answer, Error, Failure, Place, Rejected, Result};
@@ -27,6 +29,11 @@ impl Client {
     /// The connection's netlink port. Notifications of this connection's own transactions carry it.
     pub fn port(&self) -> u32 {
         self.socket.port()
+    }
+
+    /// Waits no longer than this for an answer of the kernel.
+    pub fn set_patience(&self, patience: Duration) -> Result<()> {
+        self.socket.set_patience(patience)
     }
 
     /// Commits a transaction whole; on an error the kernel took nothing of it.

@@ -10,6 +10,7 @@ use portwarden_nftables::{Nftables, Watch};
 use tracing::{debug, info};
 
 use super::ipvs;
+use crate::config::gates::Feature;
 use crate::config::{Mode, Settled};
 use crate::engine;
 use crate::host::{FamilySupport, has_ipv6};
@@ -55,7 +56,10 @@ pub(super) fn build(settled: &Settled, support: FamilySupport) -> anyhow::Result
     let families = support.families().into_iter();
     match settled.mode {
         Mode::Nftables => {
-            let options = portwarden_nftables::Options { masquerade_bit: settled.masquerade.bit };
+            let options = portwarden_nftables::Options {
+                masquerade_bit: settled.masquerade.bit,
+                localhost_node_ports: settled.gates.enabled(Feature::NftablesLocalhostNodePorts),
+            };
             let watch = Watch::open().context("cannot listen to changes of nftables rules")?;
             let build = |family| -> anyhow::Result<Box<dyn Dataplane>> {
                 Ok(Box::new(Nftables::new(family, options, watch.clone()).with_context(|| failed(family))?))

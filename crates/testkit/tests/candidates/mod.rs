@@ -57,7 +57,7 @@ pub(crate) const IPTABLES_LEGACY: Candidate = Candidate {
 };
 
 fn start_nftables(family: Family, _: &Options) -> Result<Box<dyn Dataplane>> {
-    Ok(Box::new(Nftables::new(family, NftablesOptions { masquerade_bit: 14 }, Watch::open()?)?))
+    Ok(Box::new(Nftables::new(family, NftablesOptions::default(), Watch::open()?)?))
 }
 
 fn start_iptables(family: Family, options: &Options, variant: Variant) -> Result<Box<dyn Dataplane>> {

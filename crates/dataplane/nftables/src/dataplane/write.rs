@@ -7,13 +7,14 @@ use std::sync::Arc;
 use portwarden_model::{Family, NamespacedName, NodePortAddresses, NodeView};
 use portwarden_netlink::Error as NetlinkError;
 use portwarden_netlink::error::Rejected;
-use portwarden_netlink::nftables::{Chain, Image, Rule, Table, Transaction, Verdict};
+use portwarden_netlink::nftables::{Chain, Counter, Image, Name, Rule, Table, Transaction, Verdict};
 
 use super::{Nftables, TABLE_COMMENT, Wanted};
 use crate::chains::{self, Chains, StickyClass, draw_chain, redraw_chain};
 use crate::error::Error;
 use crate::installed::Installed;
 use crate::kernel::{Found, number_key};
+use crate::localhost;
 use crate::plan::{ElementChanges, Plan};
 use crate::route::{Draw, class_bits};
 use crate::sets::{SetId, Sets};
@@ -41,7 +42,7 @@ impl Nftables {
         let mut plan = self.large_plan(wanted);
         let mut transaction = Transaction::new();
         plan_services(&mut fresh, wanted, &mut plan)?;
-        let mut chains = Chains::render(self.family, node, self.mark, &fresh.sticky_classes());
+        let mut chains = self.render(node, &fresh.sticky_classes());
         if plan.additions(SetId::Restricted) > 0 {
             chains.add_firewall();
         }
@@ -64,6 +65,15 @@ impl Nftables {
             }
             Err(error) => Err(self.failed(error, plan)),
         }
+    }
+
+    /// The rules for a node with these properties.
+    fn render(&self, node: &NodeView, sticky: &BTreeSet<StickyClass>) -> Chains {
+        let mut chains = Chains::render(self.family, node, self.mark, sticky);
+        if self.localhost_node_ports {
+            localhost::add(&mut chains, self.family, node);
+        }
+        chains
     }
 
     /// An empty plan with room for all endpoints, which are nearly all there is.
@@ -96,7 +106,7 @@ impl Nftables {
         let mut chains = None;
         let mut addresses = None;
         if let Some(node) = node {
-            chains = Some(Chains::render(self.family, node, self.mark, &self.installed.sticky_classes()));
+            chains = Some(self.render(node, &self.installed.sticky_classes()));
             self.plan_addresses(&node_addresses(node), &mut plan);
             addresses = Some(node_addresses(node));
         } else if !new_classes.is_empty() || firewall != self.chains.has_firewall() {
@@ -150,13 +160,17 @@ impl Nftables {
         match found {
             Found::Nothing => {}
             Found::Other => transaction.ensure_absent(table),
-            Found::Ours { sets, chains: old_chains } => {
+            Found::Ours { sets, chains: old_chains, counters } => {
                 transaction.flush(Table::new(table));
                 for set in sets.iter().filter(|set| set.name.as_ref() != SetId::Affinity.name()) {
                     transaction.delete(Arc::new(set.clone()));
                 }
                 for name in old_chains.iter().filter(|name| chains.rules(name).is_none()) {
                     transaction.delete(Chain::new(table, name.as_str()));
+                }
+                let used = chains.counters();
+                for name in counters.iter().filter(|name| !used.contains(&Name::from(name.as_str()))) {
+                    transaction.delete(Counter::new(table, name.as_str()));
                 }
             }
         }
@@ -178,6 +192,9 @@ impl Nftables {
         for (name, _) in chains.iter() {
             transaction.add(chains::define(table, name));
         }
+        for name in chains.counters() {
+            transaction.add(Counter::new(table, name.clone()));
+        }
         let mut fixed = Plan::new();
         for draw in Draw::all() {
             let bits = class_bits(draw.class());
@@ -195,6 +212,10 @@ impl Nftables {
 
     fn write_chain_changes(&self, chains: &Chains, transaction: &mut Transaction) {
         let table = self.kernel.table();
+        let (used, used_before) = (chains.counters(), self.chains.counters());
+        for name in used.difference(&used_before) {
+            transaction.add(Counter::new(table, Name::clone(name)));
+        }
         let changed: Vec<_> =
             chains.iter().filter(|(name, rules)| self.chains.rules(name) != Some(rules)).collect();
         for (name, _) in &changed {
@@ -205,6 +226,9 @@ impl Nftables {
                 transaction.flush(Chain::new(table, name.clone()));
             }
             chains::to_rules(table, name, rules).for_each(|rule: Rule| transaction.add(rule));
+        }
+        for name in used_before.difference(&used) {
+            transaction.delete(Counter::new(table, Name::clone(name)));
         }
     }
 

@@ -3,8 +3,8 @@
 use portwarden_model::manifest;
 use portwarden_model::object::{EndpointSlice, Service};
 use portwarden_model::{
-    Changes, Cluster, Dataplane, DetectLocal, Event, Family, Interner, Kind, PerFamily, Report, Settings,
-    parse_cidr,
+    Changes, Cluster, Dataplane, DetectLocal, Event, Family, Interner, Kind, NodePortRange, PerFamily,
+    Report, Settings, parse_cidr,
 };
 use portwarden_nftables::{Nftables, Options, Watch};
 use portwarden_testkit::Topology;
@@ -15,28 +15,35 @@ pub(crate) struct Node {
     pub(crate) topology: Topology,
     pub(crate) cluster: Cluster,
     pub(crate) planes: PerFamily<Nftables>,
+    pub(crate) options: Options,
     pending: PerFamily<Changes>,
     names: Interner,
 }
 
 impl Node {
     pub(crate) fn new(topology: Topology) -> Self {
+        Node::with(topology, Options::default(), Vec::new())
+    }
+
+    /// With options of the dataplane, and ranges for node ports.
+    pub(crate) fn with(topology: Topology, options: Options, node_ports: Vec<NodePortRange>) -> Self {
         let mut settings = Settings::new("node-a");
         settings.detect_local = DetectLocal::ClusterCidr(
             ["10.244.0.0/16", "fd00:10:244::/56"].iter().filter_map(|net| parse_cidr(net)).collect(),
         );
-        let planes = planes(&topology);
+        settings.node_port_addresses = node_ports;
+        let planes = planes(&topology, options);
         let mut cluster = Cluster::new(settings);
         for kind in Kind::ALL {
             cluster.apply(Event::ListDone(kind));
         }
         let pending = PerFamily::from_fn(|_| Changes::everything());
-        Node { topology, cluster, planes, pending, names: Interner::default() }
+        Node { topology, cluster, planes, options, pending, names: Interner::default() }
     }
 
     /// A new process: other dataplanes over the same kernel.
     pub(crate) fn restart(&mut self) {
-        self.planes = planes(&self.topology);
+        self.planes = planes(&self.topology, self.options);
         self.pending = PerFamily::from_fn(|_| Changes::everything());
     }
 
@@ -96,10 +103,10 @@ impl Node {
     }
 }
 
-fn planes(topology: &Topology) -> PerFamily<Nftables> {
+fn planes(topology: &Topology, options: Options) -> PerFamily<Nftables> {
     let _inside = topology.node().namespace().enter().unwrap();
     let watch = Watch::open().unwrap();
-    PerFamily::from_fn(|family| Nftables::new(family, Options::default(), watch.clone()).unwrap())
+    PerFamily::from_fn(|family| Nftables::new(family, options, watch.clone()).unwrap())
 }
 
 fn node_of(address: &str) -> &'static str {
