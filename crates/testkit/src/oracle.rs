@@ -10,8 +10,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, bail};
 use portwarden_model::{
-    Desired, Exposure, Family, Frontend, Masquerade, PerFamily, PodTraffic, Pool, PoolKind, PortName,
-    Protocol, ProxiedPort, Verdict,
+    Desired, Exposure, Family, Frontend, Masquerade, PerFamily, PodTraffic, Pool, PortName, Protocol,
+    ProxiedPort, Verdict,
 };
 
 use crate::probe::{Answer, Outcome, Transport};
@@ -35,9 +35,6 @@ pub struct Mode {
     /// Of several frontends with the same address and port, any may get a packet: the first rule that forwards it decides. Else only
     /// that which the model has chosen.
     pub contested_frontends: bool,
-    /// Session affinity is kept for each pool of a service port by itself; else a client that comes by policy Local stays with its
-    /// endpoint when it comes by another address.
-    pub affinity_by_pool: bool,
     /// A node port that nobody serves is refused or dropped on all local addresses; else only on those where node ports answer.
     pub dead_node_ports_everywhere: bool,
 }
@@ -66,8 +63,8 @@ pub struct Expected {
     pub dropped: bool,
     /// Several frontends want the packet, and not all of this can be true at once.
     pub contested: bool,
-    /// The service port, and its pool, that remember the client.
-    pub sticky: Option<(PortName, PoolKind)>,
+    /// The service port that remembers the client.
+    pub sticky: Option<PortName>,
 }
 
 /// An endpoint that may answer.
@@ -181,7 +178,7 @@ impl<'a> Oracle<'a> {
             Verdict::Reject => Expected::refused(),
             Verdict::Drop => Expected::dropped(),
             Verdict::Forward(kind) => {
-                let sticky = port.affinity.map(|_| (port.name.clone(), kind));
+                let sticky = port.affinity.map(|_| port.name.clone());
                 Expected { sticky, ..self.through(packet, frontend, port.pool(kind)) }
             }
         }

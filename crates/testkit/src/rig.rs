@@ -119,11 +119,6 @@ impl Rig {
         NODE_PODS.both().into_iter().fold(node, NodeBuilder::pod_cidr)
     }
 
-    /// What is put to the test.
-    pub fn candidate(&self) -> &Candidate {
-        &self.candidate
-    }
-
     /// Who is where.
     pub fn topology(&self) -> &Topology {
         &self.topology

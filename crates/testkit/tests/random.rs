@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use portwarden_model::{Family, PoolKind, PortName};
+use portwarden_model::{Family, PortName};
 use portwarden_testkit::oracle::{Expected, Packet};
 use portwarden_testkit::probe::{Outcome, Probe};
 use portwarden_testkit::random::{self, Change, History, PODS, REMOTE_POD_COUNT, TARGET_PORTS};
@@ -143,7 +143,7 @@ fn fire(rig: &Rig, shots: &[Shot], memory: &mut Memory) -> Result<()> {
         let expected = rig.oracle().expect(&packet);
         if expected.sticky.is_some() {
             let outcome = send(&probe, &packet, &expected)?;
-            memory.check(rig, &packet, &expected, &outcome).with_context(|| describe(&packet))?;
+            memory.check(&packet, &expected, &outcome).with_context(|| describe(&packet))?;
         } else {
             together.push((packet, probe, expected));
         }
@@ -247,24 +247,16 @@ fn target(rig: &Rig, shot: &Shot, family: Family, transport: Transport) -> (Sock
 /// Which endpoints a client may have been bound to.
 #[derive(Default)]
 struct Memory {
-    /// By service port and client; in modes that keep each pool by itself also by whether it is the local one.
-    bound: BTreeMap<(PortName, IpAddr, Option<bool>), BTreeSet<SocketAddr>>,
+    /// By service port and client.
+    bound: BTreeMap<(PortName, IpAddr), BTreeSet<SocketAddr>>,
 }
 
 impl Memory {
     /// A client is answered by an endpoint that it was bound to, if one of them is still to be had.
-    fn check(
-        &mut self,
-        rig: &Rig,
-        packet: &Packet<'_>,
-        expected: &Expected,
-        outcome: &Outcome,
-    ) -> Result<()> {
+    fn check(&mut self, packet: &Packet<'_>, expected: &Expected, outcome: &Outcome) -> Result<()> {
         expected.check(outcome)?;
-        let (Some((port, pool)), Some(answer)) = (&expected.sticky, outcome.answer()) else { return Ok(()) };
-        let by_pool = rig.candidate().mode.affinity_by_pool;
-        let key = (port.clone(), packet.source, by_pool.then_some(*pool == PoolKind::Local));
-        let bound = self.bound.entry(key).or_default();
+        let (Some(port), Some(answer)) = (&expected.sticky, outcome.answer()) else { return Ok(()) };
+        let bound = self.bound.entry((port.clone(), packet.source)).or_default();
         let mut usable = bound.iter().filter(|endpoint| expected.includes(**endpoint)).peekable();
         let sticks = usable.peek().is_none() || usable.any(|endpoint| *endpoint == answer.endpoint);
         ensure!(sticks, "not sticky: {outcome}, bound to {bound:?}");
@@ -274,19 +266,14 @@ impl Memory {
 
     /// Endpoints that are taken out forget their clients, whether or not they come back.
     fn forget_what_is_gone(&mut self, rig: &Rig) {
-        self.bound.retain(|(name, client, local), endpoints| {
+        self.bound.retain(|(name, client), endpoints| {
             let desired = rig.cluster().desired(Family::of(*client));
             let Some(port) = desired.ports().find(|port| port.name == *name && port.affinity.is_some())
             else {
                 return false;
             };
-            endpoints.retain(|endpoint| match local {
-                None => port.reachable().iter().any(|backend| backend.address() == *endpoint),
-                Some(local) => {
-                    let kind = if *local { PoolKind::Local } else { PoolKind::Cluster };
-                    port.pool(kind).contains(*endpoint)
-                }
-            });
+            endpoints
+                .retain(|endpoint| port.reachable().iter().any(|backend| backend.address() == *endpoint));
             !endpoints.is_empty()
         });
     }

@@ -10,19 +10,18 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use ipnet::IpNet;
 use portwarden_model::{Family, NodePortAddresses, NodeView, PodTraffic};
 use portwarden_netlink::nftables::{Chain, ChainKind, Expr, Hook, Name, Rule, TableId};
 
 use crate::phrase::{
-    Phrases, arrives_on, back, clear_priority, delete, dispatch_priority, draw, drop, flip_mark,
-    from_this_host, goto, in_set, jump, load_priority, map, mark_is_set, mask_priority, masked_priority,
-    masquerade, new_connection, not_translated, port, priority_is, protocol_is, reset, set_mark,
-    set_priority, to_this_host, translated, update,
+    Phrases, arrives_on, back, clear_priority, dispatch_priority, drop, flip_mark, from_this_host, goto,
+    in_set, jump, load_priority, map, mark_is_set, mask_priority, masked_priority, masquerade,
+    new_connection, not_translated, port, priority_is, protocol_is, reset, set_mark, set_priority,
+    to_this_host, translated,
 };
-use crate::route::{CLASS_MASK, Draw, KIND_MASK, Kind, LIST_MASK, MAGIC, STICKY_LIST_MASK};
+use crate::route::{CLASS_MASK, Draw, KIND_MASK, Kind, LIST_MASK, MAGIC};
 use crate::sets::SetId;
 
 /// How often a draw is repeated if it hits a slot that is being emptied (or, in large lists, is not filled).
@@ -37,19 +36,9 @@ macro_rules! rule {
     }};
 }
 
-/// A way to draw with session affinity: the timeout in seconds, and how to draw for a new client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct StickyClass {
-    pub(crate) timeout: u32,
-    pub(crate) draw: Draw,
-}
+mod sticky;
 
-impl StickyClass {
-    /// The name of its chain.
-    pub(crate) fn chain(self) -> String {
-        format!("sticky-{}s-{}", self.timeout, self.draw.modulus())
-    }
-}
+pub(crate) use sticky::StickyClass;
 
 /// The name of the chain that draws once from ordinary lists.
 pub(crate) fn draw_chain(modulus: u32) -> String {
@@ -105,7 +94,7 @@ impl Chains {
     /// Adds chains for more ways to draw with affinity.
     pub(crate) fn add_sticky(&mut self, family: Family, classes: impl Iterator<Item = StickyClass>) {
         for class in classes {
-            sticky(Phrases::new(family), class, self);
+            sticky::add(Phrases::new(family), class, self);
         }
     }
 
@@ -344,48 +333,6 @@ fn balance() -> [Vec<Expr>; 2] {
         dispatch_priority(CLASS_MASK, SetId::Classes.name()),
         dispatch_priority(CLASS_MASK, SetId::Redraws.name()),
     ]
-}
-
-/// A client is given an entry unless it has one, which renews the one it has; then it goes where its entry points. If that endpoint is
-/// gone, the entry is deleted and the client starts over, with the same packet.
-fn sticky(phrases: Phrases, class: StickyClass, chains: &mut Chains) {
-    let (name, attempt) = (class.chain(), format!("{}-try", class.chain()));
-    let value = phrases.client_value();
-    let affinity = SetId::Affinity.name();
-    let draws: Vec<Vec<Expr>> =
-        moduli(class.draw).into_iter().map(|modulus| rule![jump(&sticky_draw(modulus, chains))]).collect();
-    let remember = rule![
-        phrases.client_key(Some(STICKY_LIST_MASK)),
-        load_priority(value),
-        update(affinity, value, Duration::from_secs(class.timeout.into())),
-    ];
-    let recall = rule![phrases.client_key(None), map(affinity), set_priority()];
-    let forget = rule![phrases.client_key(None), load_priority(value), delete(affinity, value)];
-    let list = || mask_priority(STICKY_LIST_MASK);
-    let go = || rule![jump("sticky-go")];
-    chains.chain(
-        "sticky-go",
-        vec![rule![load_priority(0), map(SetId::StickyEndpoints.name()), phrases.translate()]],
-    );
-
-    let mut rules = draws.clone();
-    rules.extend([remember, list(), recall, go()]);
-    chains.chain(&attempt, rules);
-    let mut rules = vec![list(), rule![jump(&attempt)], list(), forget, rule![jump(&attempt)], list()];
-    // No room for another client: it is served all the same, without being remembered.
-    rules.extend(draws);
-    rules.push(go());
-    chains.chain(&name, rules);
-}
-
-/// The chain that draws an entry below a modulus. An entry is no list, so a second draw after a hit finds nothing and changes nothing.
-fn sticky_draw(modulus: u32, chains: &mut Chains) -> String {
-    let name = format!("sticky-draw-{modulus}");
-    chains.chain(
-        &name,
-        vec![rule![load_priority(0), draw(modulus, 1), map(SetId::StickySlots.name()), set_priority()]],
-    );
-    name
 }
 
 /// What to draw from, one attempt after the other.

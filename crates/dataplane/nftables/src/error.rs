@@ -80,6 +80,12 @@ pub(crate) enum Refusal {
         /// How many there can be.
         limit: u32,
     },
+    /// All numbers for sticky service ports are in use.
+    #[error("no more than {limit} service ports with session affinity fit")]
+    StickyPorts {
+        /// How many there can be.
+        limit: u32,
+    },
     /// All classes for affinity are in use.
     #[error("too many different session affinity timeouts in the cluster; one of {timeout} s does not fit")]
     Timeouts {

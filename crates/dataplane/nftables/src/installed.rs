@@ -1,5 +1,7 @@
 //! What the kernel has acknowledged, and the plan that leads from there to what is wanted.
 
+mod lists;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,7 +16,7 @@ use crate::lists::ListState;
 use crate::numbers::Numbers;
 use crate::plan::{ElementChanges, Plan};
 use crate::ports::{self, Item, PortState};
-use crate::route::{FIRST_STICKY_CLASS, LISTS, List, STICKY_ENTRIES, STICKY_LISTS};
+use crate::route::{Draw, FIRST_STICKY_CLASS, LISTS, List, STICKY_ENTRIES, STICKY_PORTS};
 use crate::sets::SetId;
 
 /// What is in the kernel, as far as it follows from Services.
@@ -69,7 +71,7 @@ struct Pending {
 
 impl Installed {
     pub(crate) fn new(recovered: HashMap<Vec<u8>, ListState>) -> Self {
-        let mut sticky_numbers = Numbers::new(STICKY_LISTS);
+        let mut sticky_numbers = Numbers::new(STICKY_PORTS);
         for state in recovered.values() {
             sticky_numbers.reserve(state.list.number());
         }
@@ -206,10 +208,16 @@ impl Installed {
     /// What cannot be expressed is refused before anything is planned.
     fn check(&self, wanted: &ProxiedService) -> Result<(), Refusal> {
         for port in &wanted.ports {
-            let longest = port.cluster.len().max(port.local.len());
-            let limit = if port.affinity.is_some() { usize::from(STICKY_ENTRIES) } else { 1 << 17 };
-            if longest > limit {
-                return Err(Refusal::Endpoints { port: port.name.to_string(), count: longest, limit });
+            let (cluster, local) = (port.cluster.len(), port.local.len());
+            let (count, limit) = match port.affinity {
+                // Both lists together; seldom worth counting those that are in both.
+                Some(_) if cluster + local > STICKY_ENTRIES.into() => {
+                    (port.reachable().len(), STICKY_ENTRIES.into())
+                }
+                _ => (cluster.max(local), 1 << 17),
+            };
+            if count > limit {
+                return Err(Refusal::Endpoints { port: port.name.to_string(), count, limit });
             }
         }
         Ok(())
@@ -223,10 +231,7 @@ impl Installed {
     ) -> Result<PortState, Refusal> {
         let none = PortState::default();
         let old_state = old.map_or(&none, |(_, state)| state);
-        let state = PortState {
-            cluster: self.plan_list(old_state, port, PoolKind::Cluster, plan)?,
-            local: self.plan_list(old_state, port, PoolKind::Local, plan)?.map(Box::new),
-        };
+        let state = self.plan_lists(old_state, port, plan)?;
         self.ensure_classes(port, &state)?;
         let class = |class: StickyClass| self.sticky_classes.get(&class).copied().unwrap_or(0);
         let old_items = old.map(|(port, state)| ports::items(port, state, &class)).unwrap_or_default();
@@ -239,66 +244,14 @@ impl Installed {
     fn remove_port(&mut self, port: &ProxiedPort, state: &PortState, plan: &mut Plan) {
         let class = |class: StickyClass| self.sticky_classes.get(&class).copied().unwrap_or(0);
         plan_items(&ports::items(port, state, &class), &[], "", plan);
-        for list in state.lists() {
-            list.remove(plan);
-            self.pending.released.push(list.list);
-        }
+        self.remove_lists(state, plan);
         self.count_shared(Some(port), None);
-    }
-
-    fn plan_list(
-        &mut self,
-        old: &PortState,
-        port: &ProxiedPort,
-        kind: PoolKind,
-        plan: &mut Plan,
-    ) -> Result<Option<ListState>, Refusal> {
-        let sticky = port.affinity.is_some();
-        let needed = ports::needs_list(port, kind);
-        let old = old.list(kind);
-        let usable = old.filter(|list| needed && list.list.is_sticky() == sticky);
-        if let Some(list) = old.filter(|_| usable.is_none()) {
-            list.remove(plan);
-            self.pending.released.push(list.list);
-        }
-        if !needed {
-            return Ok(None);
-        }
-        let pool = port.pool(kind);
-        if let Some(list) = usable {
-            return Ok(Some(list.update(pool, plan)));
-        }
-        let known = self.recovered.remove(ports::name_key(port, kind).as_bytes()).filter(|_| sticky);
-        let list = match known {
-            Some(list) => list.in_order(pool),
-            None => ListState::new(self.take(sticky)?).in_order(pool),
-        };
-        list.write(plan);
-        Ok(Some(list))
-    }
-
-    fn take(&mut self, sticky: bool) -> Result<List, Refusal> {
-        let list = if sticky {
-            self.sticky_numbers.take().map(List::sticky).ok_or(Refusal::Lists { limit: STICKY_LISTS })
-        } else {
-            self.numbers.take().map(List::ordinary).ok_or(Refusal::Lists { limit: LISTS })
-        }?;
-        self.pending.taken.push(list);
-        Ok(list)
-    }
-
-    fn release(&mut self, list: List) {
-        if list.is_sticky() {
-            self.sticky_numbers.release(list.number());
-        } else {
-            self.numbers.release(list.number());
-        }
     }
 
     fn ensure_classes(&mut self, port: &ProxiedPort, state: &PortState) -> Result<(), Refusal> {
         let Some(timeout) = port.affinity else { return Ok(()) };
-        for draw in state.lists().filter_map(|list| crate::route::Draw::sticky(list.pool.len())) {
-            let class = StickyClass { timeout: timeout.get(), draw };
+        for draw in state.lists().filter_map(|list| Draw::sticky(list.pool.len())) {
+            let class = StickyClass { timeout: timeout.get(), draw, linked: state.is_linked() };
             if self.sticky_classes.contains_key(&class) {
                 continue;
             }

@@ -6,6 +6,7 @@
 mod chains;
 mod counted;
 mod dataplane;
+mod entries;
 mod error;
 mod installed;
 mod kernel;

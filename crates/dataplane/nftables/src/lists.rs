@@ -3,14 +3,15 @@
 //! The slots of a list of N endpoints are 0 to N-1. An endpoint keeps its slot as long as it can; when the list shrinks, the last ones move
 //! into the gaps. So adding or removing one endpoint changes one or two elements, whatever the list's length.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use portwarden_model::{Backend, Pool};
 use portwarden_netlink::nftables::Image;
 
+use crate::entries::Entries;
 use crate::plan::ElementChanges;
-use crate::route::{List, STICKY_ENTRIES};
+use crate::route::List;
 use crate::sets::SetId;
 
 /// A list as it is in the kernel.
@@ -29,8 +30,17 @@ pub(crate) struct ListState {
 struct Places {
     /// The slot of each endpoint.
     slots: Slots,
-    /// The entry of each endpoint; empty if the list is not sticky.
+    /// Only of sticky lists.
+    sticky: Option<Box<Sticky>>,
+}
+
+/// What a sticky list has besides slots.
+#[derive(Debug, Clone, PartialEq)]
+struct Sticky {
+    /// The entry of each endpoint.
     entries: Box<[u16]>,
+    /// The entry that was given out last.
+    last: u16,
 }
 
 /// The slots of a pool's endpoints, as narrow as they can be: sooner or later most lists have some.
@@ -62,28 +72,37 @@ impl Slots {
 }
 
 impl ListState {
-    /// An empty list.
-    pub(crate) fn new(list: List) -> Self {
-        ListState { list, pool: Pool::default(), places: None }
-    }
-
     /// A sticky list as it was found in the kernel: only which endpoint has which entry matters.
     pub(crate) fn recovered(list: List, mut found: Vec<(u16, Backend)>) -> Self {
         found.sort_by_key(|(_, backend)| *backend);
         let (entries, backends): (Vec<u16>, Vec<Backend>) = found.into_iter().unzip();
-        ListState { list, pool: Pool::new(&backends), places: places(Vec::new(), entries) }
+        let last = entries.iter().copied().max().unwrap_or(0);
+        let sticky = Sticky { entries: entries.into(), last };
+        ListState { list, pool: Pool::new(&backends), places: places(Vec::new(), Some(sticky)) }
+    }
+
+    /// A list whose endpoints are each in the slot of their place in the pool. Only a sticky one has entries.
+    pub(crate) fn in_order(list: List, pool: &Pool, entries: Option<&Entries>) -> Self {
+        let sticky = entries.map(|entries| Sticky::new(pool, entries));
+        ListState { list, pool: pool.clone(), places: places(Vec::new(), sticky) }
     }
 
     /// Brings the list to `pool`.
-    pub(crate) fn update(&self, pool: &Pool, changes: &mut impl ElementChanges) -> ListState {
-        if self.pool == *pool {
+    pub(crate) fn update(
+        &self,
+        pool: &Pool,
+        entries: Option<&Entries>,
+        changes: &mut impl ElementChanges,
+    ) -> ListState {
+        if self.pool == *pool && entries.is_none_or(|entries| entries.last() == self.last_entry()) {
             return self.clone();
         }
         let old: HashMap<SocketAddr, Place> =
             self.places().map(|(backend, place)| (backend.address(), place)).collect();
-        let moves = Moves::compute(old, pool);
-        let entries = self.new_entries(pool, &moves);
-        let next = ListState { list: self.list, pool: pool.clone(), places: places(moves.slots, entries) };
+        let mut moves = Moves::compute(old, pool);
+        let sticky = entries.map(|entries| Sticky::new(pool, entries));
+        let slots = places(std::mem::take(&mut moves.slots), sticky);
+        let next = ListState { list: self.list, pool: pool.clone(), places: slots };
         for place in &moves.emptied {
             changes.delete(next.slot_set(), slot_key(self.list, place.slot));
         }
@@ -115,15 +134,14 @@ impl ListState {
         }
     }
 
-    /// The same endpoints, each in the slot of its place in the pool.
-    pub(crate) fn in_order(&self, pool: &Pool) -> ListState {
-        let mut next = ListState { list: self.list, pool: pool.clone(), places: None };
-        if self.list.is_sticky() {
-            let old = self.places().map(|(backend, place)| (backend.address(), place)).collect();
-            let entries = self.new_entries(pool, &Moves::compute(old, pool));
-            next.places = places(Vec::new(), entries);
-        }
-        next
+    /// The entry of each endpoint; nothing if the list is not sticky.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (SocketAddr, u16)> + '_ {
+        self.places().filter_map(|(backend, place)| Some((backend.address(), place.entry?)))
+    }
+
+    /// The entry that was given out last.
+    pub(crate) fn last_entry(&self) -> u16 {
+        self.sticky().map_or(0, |sticky| sticky.last)
     }
 
     fn places(&self) -> impl Iterator<Item = (Backend, Place)> + '_ {
@@ -139,7 +157,11 @@ impl ListState {
     }
 
     fn entry(&self, index: usize) -> Option<u16> {
-        self.places.as_ref()?.entries.get(index).copied()
+        self.sticky()?.entries.get(index).copied()
+    }
+
+    fn sticky(&self) -> Option<&Sticky> {
+        self.places.as_ref()?.sticky.as_deref()
     }
 
     fn slot_set(&self) -> SetId {
@@ -168,26 +190,12 @@ impl ListState {
             None => Image::new(),
         }
     }
+}
 
-    /// Endpoints of a sticky list keep their entries; new ones take numbers that were not used lately.
-    fn new_entries(&self, pool: &Pool, moves: &Moves) -> Vec<u16> {
-        if !self.list.is_sticky() {
-            return Vec::new();
-        }
-        let mut used: HashSet<u16> = moves.kept.iter().filter_map(|place| place.as_ref()?.entry).collect();
-        let mut next = self.places.iter().flat_map(|places| &places.entries).copied().max().unwrap_or(0);
-        let mut fresh = || {
-            // Never endless: a list has at most STICKY_ENTRIES endpoints.
-            loop {
-                next = if next >= STICKY_ENTRIES { 1 } else { next + 1 };
-                if used.insert(next) {
-                    return next;
-                }
-            }
-        };
-        (0..pool.len())
-            .map(|index| moves.kept[index].as_ref().and_then(|place| place.entry).unwrap_or_else(&mut fresh))
-            .collect()
+impl Sticky {
+    fn new(pool: &Pool, entries: &Entries) -> Sticky {
+        let numbers = pool.iter().map(|backend| entries.get(backend.address())).collect();
+        Sticky { entries: numbers, last: entries.last() }
     }
 }
 
@@ -203,8 +211,6 @@ struct Place {
 struct Moves {
     /// The slot of each endpoint of the new pool.
     slots: Vec<u32>,
-    /// Where each endpoint of the new pool was before.
-    kept: Vec<Option<Place>>,
     /// Endpoints of the new pool whose slot has to be written.
     filled: Vec<usize>,
     /// Endpoints of the new pool that the old one did not have.
@@ -231,7 +237,6 @@ impl Moves {
                 moves.fresh.push(index);
             }
             moves.slots.push(stays.map_or(UNSET, |place| place.slot));
-            moves.kept.push(place);
         }
         moves.gone = old.into_values().collect();
         moves.emptied.extend(&moves.gone);
@@ -244,10 +249,10 @@ impl Moves {
     }
 }
 
-fn places(slots: Vec<u32>, entries: Vec<u16>) -> Option<Box<Places>> {
+fn places(slots: Vec<u32>, sticky: Option<Sticky>) -> Option<Box<Places>> {
     let slots = Slots::new(slots);
-    let trivial = slots == Slots::InOrder && entries.is_empty();
-    (!trivial).then(|| Box::new(Places { slots, entries: entries.into() }))
+    let trivial = slots == Slots::InOrder && sticky.is_none();
+    (!trivial).then(|| Box::new(Places { slots, sticky: sticky.map(Box::new) }))
 }
 
 fn slot_key(list: List, slot: u32) -> Image {
@@ -294,6 +299,44 @@ mod tests {
         }
     }
 
+    impl Kernel {
+        /// Brings a list to a pool; what is there then is what a fresh start would write.
+        fn check(
+            &mut self,
+            state: &ListState,
+            wanted: &Pool,
+            entries: Option<&Entries>,
+        ) -> Result<ListState, TestCaseError> {
+            let mut recorded = Recorded::default();
+            let next = state.update(wanted, entries, &mut recorded);
+            self.commit(recorded);
+            let mut written = Recorded::default();
+            next.write(&mut written);
+            for (set, key, value) in written.adds {
+                prop_assert_eq!(self.0.get(&(set, key)), Some(&value));
+            }
+            let mut slots: Vec<u32> = next.places().map(|(_, place)| place.slot).collect();
+            slots.sort_unstable();
+            prop_assert!(slots.iter().copied().eq((0u32..).take(wanted.len())));
+            Ok(next)
+        }
+
+        /// Removes lists; nothing else was there.
+        fn remove(&mut self, lists: &[ListState]) -> Result<(), TestCaseError> {
+            for list in lists {
+                let mut recorded = Recorded::default();
+                list.remove(&mut recorded);
+                self.commit(recorded);
+            }
+            prop_assert!(self.0.is_empty());
+            Ok(())
+        }
+    }
+
+    fn address(number: u8) -> SocketAddr {
+        ([10, 0, 0, number], 80).into()
+    }
+
     fn pool(members: &std::collections::BTreeSet<u8>) -> Pool {
         let backends: Vec<Backend> =
             members.iter().map(|n| Backend { ip: [10, 0, 0, *n].into(), port: 80, local: false }).collect();
@@ -307,15 +350,16 @@ mod tests {
     #[test]
     fn one_more_or_one_less_changes_few_elements() {
         let mut recorded = Recorded::default();
-        let list = ListState::new(List::ordinary(1)).update(&pool(&members(50)), &mut recorded);
+        let empty = ListState::in_order(List::ordinary(1), &Pool::default(), None);
+        let list = empty.update(&pool(&members(50)), None, &mut recorded);
         assert_eq!((recorded.adds.len(), recorded.deletes.len()), (50, 0));
         let mut fewer = members(50);
         fewer.remove(&3);
         let mut recorded = Recorded::default();
-        let list = list.update(&pool(&fewer), &mut recorded);
+        let list = list.update(&pool(&fewer), None, &mut recorded);
         assert_eq!((recorded.adds.len(), recorded.deletes.len()), (1, 2));
         let mut recorded = Recorded::default();
-        list.update(&pool(&members(50)), &mut recorded);
+        list.update(&pool(&members(50)), None, &mut recorded);
         assert_eq!((recorded.adds.len(), recorded.deletes.len()), (1, 0));
     }
 
@@ -330,41 +374,72 @@ mod tests {
         }
     }
 
+    /// The entries of both lists after a change.
+    fn entries(before: &[ListState; 2], wanted: &[Pool; 2]) -> Entries {
+        Entries::assign(before.iter(), [&wanted[0], &wanted[1]])
+    }
+
+    #[test]
+    fn the_entry_of_a_removed_endpoint_is_not_given_out_again_soon() {
+        let lists = [List::sticky(5), List::sticky(5).sibling()];
+        let mut state =
+            lists.map(|list| ListState::in_order(list, &Pool::default(), Some(&Entries::default())));
+        let mut last = 0;
+        for step in [&[1, 2, 3][..], &[1, 2], &[1, 2, 4], &[], &[1]] {
+            let wanted = [pool(&step.iter().copied().collect()), Pool::default()];
+            let entries = entries(&state, &wanted);
+            let fresh = step.len() - step.iter().filter(|n| state[0].pool.contains(address(**n))).count();
+            assert_eq!(usize::from(entries.last()), last + fresh, "{step:?}");
+            last = entries.last().into();
+            state = [0, 1]
+                .map(|index| state[index].update(&wanted[index], Some(&entries), &mut Recorded::default()));
+        }
+    }
+
     proptest! {
-        /// Whatever the sequence, the kernel holds slots 0 to N-1, one for each endpoint, and sticky endpoints keep their entries.
+        /// Whatever the sequence, the kernel holds slots 0 to N-1, one for each endpoint.
         #[test]
         fn any_sequence_leaves_exactly_the_pool(
             steps in proptest::collection::vec(proptest::collection::btree_set(0u8..40, 0..40), 1..12),
-            sticky: bool,
         ) {
-            let list = if sticky { List::sticky(5) } else { List::ordinary(5) };
-            let (mut kernel, mut state) = (Kernel::default(), ListState::new(list));
-            let mut entries: HashMap<SocketAddr, u16> = HashMap::new();
+            let empty = ListState::in_order(List::ordinary(5), &Pool::default(), None);
+            let (mut kernel, mut state) = (Kernel::default(), empty);
             for step in steps {
                 let wanted = pool(&step);
-                let mut recorded = Recorded::default();
-                let next = state.update(&wanted, &mut recorded);
-                kernel.commit(recorded);
-                let mut written = Recorded::default();
-                next.write(&mut written);
-                let mut fresh = Kernel::default();
-                fresh.commit(written);
-                prop_assert_eq!(&fresh.0, &kernel.0);
-                let mut slots: Vec<u32> = next.places().map(|(_, place)| place.slot).collect();
-                slots.sort_unstable();
-                prop_assert!(slots.iter().copied().eq((0u32..).take(wanted.len())));
-                for (backend, place) in next.places() {
-                    if let (Some(entry), Some(before)) = (place.entry, entries.get(&backend.address())) {
-                        prop_assert_eq!(entry, *before);
-                    }
-                }
-                entries = next.places().filter_map(|(b, place)| Some((b.address(), place.entry?))).collect();
-                state = next;
+                state = kernel.check(&state, &wanted, None)?;
             }
-            let mut recorded = Recorded::default();
-            state.remove(&mut recorded);
-            kernel.commit(recorded);
-            prop_assert!(kernel.0.is_empty());
+            kernel.remove(&[state])?;
+        }
+
+        /// The same for the two lists of a sticky port. Endpoints keep their entries as long as they are in one of them, and have the
+        /// same in both.
+        #[test]
+        fn siblings_agree_about_entries(
+            steps in proptest::collection::vec(
+                [proptest::collection::btree_set(0u8..40, 0..40), proptest::collection::btree_set(0u8..40, 0..40)],
+                1..12,
+            ),
+        ) {
+            let lists = [List::sticky(5), List::sticky(5).sibling()];
+            let empty = |list| ListState::in_order(list, &Pool::default(), Some(&Entries::default()));
+            let (mut kernel, mut state) = (Kernel::default(), lists.map(empty));
+            let mut before: HashMap<SocketAddr, u16> = HashMap::new();
+            for step in steps {
+                let wanted = [pool(&step[0]), pool(&step[1])];
+                let entries = entries(&state, &wanted);
+                let cluster = kernel.check(&state[0], &wanted[0], Some(&entries))?;
+                let local = kernel.check(&state[1], &wanted[1], Some(&entries))?;
+                state = [cluster, local];
+                let mut after: HashMap<SocketAddr, u16> = HashMap::new();
+                for (endpoint, entry) in state.iter().flat_map(ListState::entries) {
+                    prop_assert_eq!(*after.entry(endpoint).or_insert(entry), entry);
+                    prop_assert_eq!(*before.get(&endpoint).unwrap_or(&entry), entry);
+                }
+                let numbers: std::collections::BTreeSet<u16> = after.values().copied().collect();
+                prop_assert_eq!((numbers.len(), numbers.contains(&0)), (after.len(), false));
+                before = after;
+            }
+            kernel.remove(&state)?;
         }
     }
 }

@@ -184,6 +184,11 @@ pub(crate) fn mask_priority(mask: u32) -> Vec<Expr> {
     phrase
 }
 
+/// `meta priority set meta priority ^ BIT`
+pub(crate) fn flip_priority(bit: u32) -> Vec<Expr> {
+    vec![load_priority(0), bitwise(0, u32::MAX, bit), set_priority()]
+}
+
 /// `meta priority set 0`
 pub(crate) fn clear_priority() -> Vec<Expr> {
     vec![Expr::Immediate { value: 0u32.to_ne_bytes().to_vec(), target: word(0) }, set_priority()]

@@ -30,6 +30,16 @@ impl PortState {
     pub(crate) fn lists(&self) -> impl Iterator<Item = &ListState> {
         self.cluster.iter().chain(self.local.as_deref())
     }
+
+    /// Whether the lists have session affinity.
+    pub(crate) fn is_sticky(&self) -> bool {
+        self.lists().any(|list| list.list.is_sticky())
+    }
+
+    /// Whether clients may be remembered in one list that come by the other.
+    pub(crate) fn is_linked(&self) -> bool {
+        self.is_sticky() && self.cluster.is_some() && self.local.is_some()
+    }
 }
 
 /// Whether the port needs a list in the kernel. That of local endpoints is needed even while empty, as the name under which traffic that
@@ -78,8 +88,9 @@ impl PartialEq for Item {
 /// All elements of a service port but those of its lists. `class` gives the class of a way to draw with affinity.
 pub(crate) fn items(port: &ProxiedPort, state: &PortState, class: &dyn Fn(StickyClass) -> u8) -> Vec<Item> {
     let mut items = Vec::with_capacity(port.frontends.len() + 2);
+    let linked = state.is_linked();
     let route = |list: &ListState, kind: Kind| {
-        Image::new().number(list.list.route(class_of(port, list, class), kind))
+        Image::new().number(list.list.route(class_of(port, list, linked, class), kind))
     };
     for frontend in port.frontends.iter().filter(|frontend| !frontend.shadowed) {
         items.extend(frontend_item(port, frontend, state, &route));
@@ -108,10 +119,10 @@ pub(crate) fn items(port: &ProxiedPort, state: &PortState, class: &dyn Fn(Sticky
 }
 
 /// How the list is drawn from: 0 for an empty one, which no chain serves.
-fn class_of(port: &ProxiedPort, list: &ListState, class: &dyn Fn(StickyClass) -> u8) -> u8 {
+fn class_of(port: &ProxiedPort, list: &ListState, linked: bool, class: &dyn Fn(StickyClass) -> u8) -> u8 {
     match port.affinity {
         Some(timeout) => Draw::sticky(list.pool.len())
-            .map_or(0, |draw| class(StickyClass { timeout: timeout.get(), draw })),
+            .map_or(0, |draw| class(StickyClass { timeout: timeout.get(), draw, linked })),
         None => Draw::of(list.pool.len()).map_or(0, Draw::class),
     }
 }

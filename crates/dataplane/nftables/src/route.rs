@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! ordinary   1 0 iiiiiiiiiiiiiiiiiiii cccccccc kk     i: list   c: class   k: kind
-//! sticky     1 1 iiiiiiiiiiiiiiii 0000 cccccccc kk    i: list   c: class   k: kind
-//! entry      1 1 iiiiiiiiiiiiiiii eeeeeeeeeeeeee      i: list   e: endpoint within the list
+//! sticky     1 1 s iiiiiiiiiiiiiii 0000 cccccccc kk   s: second list of a port   i: port   c: class   k: kind
+//! entry      1 1 s iiiiiiiiiiiiiii eeeeeeeeeeeeee     s: second list of a port   i: port   e: endpoint within the port
 //! ```
 //!
-//! A list is the endpoints of one service port (all, or those on this node). The class says how to draw from it; without class and
+//! A list is the endpoints of one service port (all, or those on this node). Two lists of a sticky port differ in one bit, and an endpoint
+//! that is in both has the same entry in both: so the packet path gets from what it knows of a client in one list to the other. The class says how to draw from it; without class and
 //! kind the value is the list's own key. Since routes are plain data, no change to a Service ever touches a verdict, and the
 //! kernel has nothing to validate.
 
@@ -14,6 +15,8 @@
 pub(crate) const MAGIC: u32 = 1 << 31;
 /// Set in routes and entries of lists with session affinity.
 const STICKY: u32 = 1 << 30;
+/// In which a sticky list and its sibling differ, their entries too.
+pub(crate) const SIBLING: u32 = 1 << 29;
 /// The bits of the kind.
 pub(crate) const KIND_MASK: u32 = 0b11;
 /// The bits of the class.
@@ -28,9 +31,9 @@ const STICKY_SHIFT: u32 = 14;
 
 /// How many ordinary lists there can be.
 pub(crate) const LISTS: u32 = 1 << 20;
-/// How many sticky lists there can be.
-pub(crate) const STICKY_LISTS: u32 = 1 << 16;
-/// How many endpoints a sticky list can have: entry 0 would be the key of the list itself.
+/// How many sticky service ports there can be, each with up to two lists.
+pub(crate) const STICKY_PORTS: u32 = 1 << 15;
+/// How many endpoints a sticky service port can have: entry 0 would be the key of the list itself.
 pub(crate) const STICKY_ENTRIES: u16 = (1 << 14) - 1;
 
 /// What happens to a packet before an endpoint is drawn.
@@ -54,9 +57,14 @@ impl List {
         List(MAGIC | (number % LISTS) << LIST_SHIFT)
     }
 
-    /// The sticky list of this number.
+    /// The first list of the sticky service port of this number.
     pub(crate) fn sticky(number: u32) -> List {
-        List(MAGIC | STICKY | (number % STICKY_LISTS) << STICKY_SHIFT)
+        List(MAGIC | STICKY | (number % STICKY_PORTS) << STICKY_SHIFT)
+    }
+
+    /// The other list of the same sticky service port.
+    pub(crate) fn sibling(self) -> List {
+        List(self.0 ^ SIBLING)
     }
 
     /// A list from its key, if it is one of a sticky list.
@@ -69,10 +77,10 @@ impl List {
         self.0 & STICKY != 0
     }
 
-    /// Its number.
+    /// Its number, or that of its sticky service port.
     pub(crate) fn number(self) -> u32 {
         if self.is_sticky() {
-            (self.0 & !(MAGIC | STICKY)) >> STICKY_SHIFT
+            (self.0 & !(MAGIC | STICKY | SIBLING)) >> STICKY_SHIFT
         } else {
             (self.0 & !MAGIC) >> LIST_SHIFT
         }
@@ -194,5 +202,10 @@ mod tests {
         assert_eq!(List::from_sticky_key(sticky.key()), Some(sticky));
         assert_eq!(List::from_sticky_key(list.key()), None);
         assert_eq!(sticky.number(), 7);
+        let last = List::sticky(STICKY_PORTS - 1);
+        assert_eq!((last.number(), last.sibling().number()), (STICKY_PORTS - 1, STICKY_PORTS - 1));
+        assert_ne!(last.sibling(), last);
+        assert_eq!(last.entry(9) ^ SIBLING, last.sibling().entry(9));
+        assert_eq!(List::from_sticky_key(last.sibling().key()), Some(last.sibling()));
     }
 }

@@ -38,7 +38,6 @@ const MODE: Mode = Mode {
     refuses_own_host: true,
     localhost_node_ports: false,
     dead_node_ports_everywhere: false,
-    affinity_by_pool: false,
     contested_frontends: false,
 };
 

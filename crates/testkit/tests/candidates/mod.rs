@@ -25,7 +25,6 @@ pub(crate) const NFTABLES: Candidate = Candidate {
         refuses_own_host: true,
         localhost_node_ports: false,
         contested_frontends: false,
-        affinity_by_pool: true,
         dead_node_ports_everywhere: false,
     },
     node_port_addresses: &[NodePortRange::Primary],
@@ -42,7 +41,6 @@ pub(crate) const IPTABLES_NFT: Candidate = Candidate {
         refuses_own_host: false,
         localhost_node_ports: true,
         contested_frontends: true,
-        affinity_by_pool: false,
         dead_node_ports_everywhere: true,
     },
     node_port_addresses: &[],
@@ -86,6 +84,7 @@ fn clean_flows(desired: &Desired, changes: &Changes, host: &[IpAddr]) -> Result<
             source: flow.original.source,
             destination: SocketAddr::new(flow.original.destination, flow.original.destination_port),
             reply_source: SocketAddr::new(flow.reply.source, flow.reply.source_port),
+            answered: flow.is_answered(),
         })
     };
     match Conntrack::open()?.delete(family, unwanted)?.errors.into_iter().next() {

@@ -123,7 +123,7 @@ pub(crate) fn web(cluster_ip: &str, more: Value) -> Value {
     service
 }
 
-fn merge(into: &mut Value, from: Value) {
+pub(crate) fn merge(into: &mut Value, from: Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {
             from.into_iter().for_each(|(key, value)| merge(into.entry(key).or_insert(Value::Null), value));

@@ -1,0 +1,207 @@
+//! Session affinity against the real kernel, where a service port has two lists: all endpoints, and those on this node.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
+#[allow(dead_code, reason = "each test binary uses its part")]
+mod common;
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use common::{Node, web};
+use portwarden_testkit::{Topology, Transport};
+use serde_json::{Value, json};
+
+const CLUSTER: &str = "10.96.0.1:80";
+/// An external address, policy Local.
+const LOCAL: &str = "192.0.2.1:80";
+
+fn sticky(more: Value) -> Value {
+    let mut service = json!({
+        "spec": {
+            "type": "NodePort", "externalIPs": ["192.0.2.1"], "externalTrafficPolicy": "Local",
+            "sessionAffinity": "ClientIP", "sessionAffinityConfig": { "clientIP": { "timeoutSeconds": 600 } },
+        }
+    });
+    common::merge(&mut service, more);
+    web("10.96.0.1", service)
+}
+
+/// A node with three pods, another with three, and a sticky Service for all of them.
+fn both_policies() -> Node {
+    let topology = Topology::builder().pods(3).remote_pods(3).build().unwrap();
+    for host in topology.hosts().filter(|host| host.name().contains("pod")) {
+        host.serve(Transport::Tcp, 8080).unwrap();
+    }
+    let mut node = Node::new(topology);
+    node.service(sticky(json!({})));
+    let all = addresses(&node, |_| true);
+    node.endpoints("web", &all);
+    node.sync();
+    node
+}
+
+fn addresses(node: &Node, wanted: impl Fn(&str) -> bool) -> Vec<String> {
+    let pods = node.topology.hosts().filter(|host| host.name().contains("pod"));
+    pods.filter(|host| wanted(host.name())).map(|host| host.ip().v4.to_string()).collect()
+}
+
+fn clients() -> impl Iterator<Item = IpAddr> {
+    (10..=13).map(|number| IpAddr::from([203, 0, 113, number]))
+}
+
+/// The name of the pod that answers.
+fn ask(node: &Node, client: IpAddr, target: &str) -> String {
+    let probe = node.topology.outside().probe().from(client);
+    probe.tcp(target.parse().unwrap()).unwrap().host().unwrap().to_owned()
+}
+
+/// Asks several times; the answer is always the same.
+fn pinned(node: &Node, client: IpAddr, target: &str) -> String {
+    let answers: BTreeSet<String> = (0..6).map(|_| ask(node, client, target)).collect();
+    assert_eq!(answers.len(), 1, "{client} to {target}: {answers:?}\n{}", node.nft(&["list", "ruleset"]));
+    answers.into_iter().next().unwrap()
+}
+
+fn is_local(pod: &str) -> bool {
+    pod.starts_with("pod-")
+}
+
+#[test]
+fn one_endpoint_for_both_policies_also_over_a_restart() {
+    let mut node = both_policies();
+    let mut bound = Vec::new();
+    for client in clients() {
+        let pod = pinned(&node, client, LOCAL);
+        assert!(is_local(&pod));
+        assert_eq!(pinned(&node, client, CLUSTER), pod);
+        bound.push((client, pod));
+    }
+    node.restart();
+    assert!(node.sync().v4.full);
+    for (client, pod) in &bound {
+        assert_eq!(pinned(&node, *client, CLUSTER), *pod);
+        assert_eq!(pinned(&node, *client, LOCAL), *pod);
+    }
+}
+
+/// Who was sent to another node cannot stay there by way of policy Local, and has an endpoint for each from then on.
+#[test]
+fn a_client_with_an_endpoint_elsewhere_has_a_second_one_here() {
+    let mut node = both_policies();
+    let remote = addresses(&node, |name| !is_local(name));
+    node.endpoints("web", &remote);
+    node.sync();
+    let elsewhere: Vec<String> = clients().map(|client| pinned(&node, client, CLUSTER)).collect();
+    let all = addresses(&node, |_| true);
+    node.endpoints("web", &all);
+    node.sync();
+    let here: Vec<String> = clients().map(|client| pinned(&node, client, LOCAL)).collect();
+    assert!(here.iter().all(|pod| is_local(pod)), "{here:?}");
+    let check = |node: &Node| {
+        for ((client, elsewhere), here) in clients().zip(&elsewhere).zip(&here) {
+            assert_eq!(&pinned(node, client, CLUSTER), elsewhere);
+            assert_eq!(&pinned(node, client, LOCAL), here);
+        }
+    };
+    check(&node);
+    node.restart();
+    node.sync();
+    check(&node);
+    // Without the endpoints elsewhere, those here serve both.
+    let local = addresses(&node, is_local);
+    node.endpoints("web", &local);
+    node.sync();
+    for (client, here) in clients().zip(&here) {
+        assert_eq!(&pinned(&node, client, CLUSTER), here);
+        assert_eq!(&pinned(&node, client, LOCAL), here);
+    }
+}
+
+#[test]
+fn a_removed_endpoint_gets_no_connection_by_either_way() {
+    let mut node = both_policies();
+    for client in clients() {
+        let gone = pinned(&node, client, LOCAL);
+        assert_eq!(pinned(&node, client, CLUSTER), gone);
+        let others = addresses(&node, |name| name != gone);
+        node.endpoints("web", &others);
+        assert!(!node.sync().v4.full);
+        let next = pinned(&node, client, CLUSTER);
+        assert_ne!(next, gone);
+        let here = pinned(&node, client, LOCAL);
+        assert!(here != gone && is_local(&here));
+        assert!(!is_local(&next) || next == here, "{next} serves both ways");
+        let all = addresses(&node, |_| true);
+        node.endpoints("web", &all);
+        node.sync();
+        assert_eq!(pinned(&node, client, CLUSTER), next);
+        assert_eq!(pinned(&node, client, LOCAL), here);
+    }
+}
+
+#[test]
+fn clients_stay_when_a_policy_changes() {
+    let mut node = both_policies();
+    let bound: Vec<(IpAddr, String)> =
+        clients().map(|client| (client, pinned(&node, client, LOCAL))).collect();
+    let policies = |internal: &str, external: &str| {
+        sticky(json!({ "spec": { "internalTrafficPolicy": internal, "externalTrafficPolicy": external } }))
+    };
+    for (internal, external) in
+        [("Cluster", "Cluster"), ("Local", "Local"), ("Local", "Cluster"), ("Cluster", "Local")]
+    {
+        node.service(policies(internal, external));
+        assert!(!node.sync().v4.full);
+        for (client, pod) in &bound {
+            for target in [CLUSTER, LOCAL] {
+                assert_eq!(&pinned(&node, *client, target), pod, "{internal}, {external}, {target}");
+            }
+        }
+    }
+}
+
+/// Pods here that end are used by policy Local as long as there is no other, and no longer by the rest of the world. A client that leaves
+/// its pod on one way finds it on the other.
+#[test]
+fn an_endpoint_that_serves_one_policy_only_keeps_its_clients_there() {
+    let mut node = both_policies();
+    let local = addresses(&node, is_local);
+    node.endpoints("web", &local);
+    node.sync();
+    let before: Vec<String> = clients().map(|client| pinned(&node, client, CLUSTER)).collect();
+    let endpoint = |address: &String, node: &str, ready: bool| {
+        let conditions = json!({ "ready": ready, "serving": true, "terminating": !ready });
+        json!({ "addresses": [address], "nodeName": node, "conditions": conditions })
+    };
+    let mut endpoints: Vec<Value> = local.iter().map(|ip| endpoint(ip, "node-a", false)).collect();
+    let remote = addresses(&node, |name| !is_local(name));
+    endpoints.extend(remote.iter().map(|ip| endpoint(ip, "node-b", true)));
+    node.slice(json!({
+        "metadata": { "namespace": "demo", "name": "web-IPv4", "labels": { "kubernetes.io/service-name": "web" } },
+        "addressType": "IPv4", "endpoints": endpoints, "ports": [{ "name": "", "port": 8080, "protocol": "TCP" }],
+    }));
+    node.sync();
+    for (client, before) in clients().zip(before) {
+        let elsewhere = pinned(&node, client, CLUSTER);
+        assert!(!is_local(&elsewhere), "{elsewhere}");
+        assert_eq!(pinned(&node, client, LOCAL), before);
+        assert_eq!(pinned(&node, client, CLUSTER), elsewhere);
+    }
+}
+
+/// A changed endpoint sends a slot and an entry for each list that has it, and the routes if one is about to be drawn from in another way.
+#[test]
+fn a_change_sends_only_what_differs() {
+    let mut node = both_policies();
+    assert_eq!(node.sync().v4.written, 0);
+    let fewer = addresses(&node, |name| name != "remote-pod-2");
+    node.endpoints("web", &fewer);
+    let report = node.sync().v4;
+    assert!(!report.full && report.written <= 5, "{report:?}");
+    let all = addresses(&node, |_| true);
+    node.endpoints("web", &all);
+    let report = node.sync().v4;
+    assert!(!report.full && report.written <= 5, "{report:?}");
+    node.endpoints("web", &all);
+    assert_eq!(node.sync().v4.written, 0);
+}
