@@ -16,6 +16,7 @@ pub mod health;
 pub mod host;
 pub mod http;
 pub mod logging;
+pub mod loopback;
 pub mod metrics;
 pub mod status;
 pub mod version;

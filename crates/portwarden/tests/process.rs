@@ -394,9 +394,9 @@ fn servers_whose_ports_are_taken_say_so_and_get_them_later() -> Result<()> {
 #[test]
 fn what_is_odd_about_a_changed_file_is_told() -> Result<()> {
     let rig = started_with_config("nftables")?;
-    let gates = "featureGates: {KubeProxyNFTablesLocalhostNodePorts: true}\nmodus: x\n";
+    let gates = "featureGates: {NFTablesNetlink: false}\nmodus: x\n";
     rig.write("config.yaml", &config("nftables", gates))?;
-    rig.wait_for_log("feature gate KubeProxyNFTablesLocalhostNodePorts is true, which has no effect")?;
+    rig.wait_for_log("feature gate NFTablesNetlink is false, which has no effect")?;
     rig.wait_for_log("Using lenient decoding as strict decoding failed: unknown field \\\"modus\\\"")?;
     rig.wait_for_log("\"The configuration was read again; nothing in it has an effect\"")
 }

@@ -1,13 +1,44 @@
-//! Node ports on 127.0.0.1: mode iptables offers them, and needs the kernel's `route_localnet` for it.
+//! Node ports on loopback addresses. Mode iptables offers them on 127.0.0.1, and needs the kernel's `route_localnet` for it; mode nftables
+//! offers those of TCP through a proxy in user space, if a feature gate is on.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
 
-use portwarden_model::{Family, NodePortRange};
-use tracing::info;
+use portwarden_model::{Family, NodePortRange, Protocol};
+use tracing::{debug, info};
 
+use crate::config::gates::Feature;
 use crate::config::{Mode, Settled};
+use crate::logging::chain;
+use crate::metrics::{LoopbackMetrics, MetricError};
 
-/// Whether a configuration asks for them, as far as it can be told without the Node.
+/// Whoever asks for metrics does not wait longer than this for the kernel.
+const SCRAPE: Duration = Duration::from_secs(2);
+
+/// Whether a proxy in user space serves them, where ranges for node ports name loopback addresses.
+pub(super) fn proxied(settled: &Settled) -> bool {
+    settled.mode == Mode::Nftables && settled.gates.enabled(Feature::NftablesLocalhostNodePorts)
+}
+
+/// Shows the metrics of that proxy, and of what is refused instead, once it is wanted.
+pub(super) fn show_rejected(settled: &Settled, metrics: &LoopbackMetrics) -> Result<(), MetricError> {
+    if !proxied(settled) {
+        return Ok(());
+    }
+    metrics.show(Box::new(|| Family::BOTH.into_iter().flat_map(rejected).collect()))
+}
+
+fn rejected(family: Family) -> Vec<(Family, Protocol, u64)> {
+    match portwarden_nftables::localhost_rejected_packets(family, SCRAPE) {
+        Ok(packets) => packets.into_iter().map(|(protocol, count)| (family, protocol, count)).collect(),
+        Err(error) => {
+            debug!(ipFamily = %family, err = chain(&error), "Cannot read counters of nftables");
+            Vec::new()
+        }
+    }
+}
+
+/// Whether a configuration asks mode iptables for them, as far as it can be told without the Node.
 pub(super) fn wanted(settled: &Settled) -> bool {
     allowed(settled) && on_loopback(&settled.node_port_addresses)
 }

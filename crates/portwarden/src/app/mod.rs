@@ -3,7 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `dataplanes.rs` | from a mode to its dataplanes, and away from all others |
-//! | `localhost.rs` | node ports on 127.0.0.1 |
+//! | `localhost.rs` | node ports on loopback addresses |
 //! | `ipvs.rs` | what kube-proxy's ipvs mode leaves behind |
 //! | `source.rs` | where objects come from |
 //! | `servers.rs` | the health and metrics servers |
@@ -45,6 +45,7 @@ use crate::health::{ServicePorts, ServicePortsContext, SharedHealth};
 use crate::host::{self, FamilySupport, HostAddresses, Kernel};
 use crate::http::BindError;
 use crate::logging::{Logs, chain};
+use crate::loopback::{LoopbackContext, LoopbackProxy};
 use crate::metrics::Metrics;
 
 pub use dataplanes::clean_up;
@@ -102,9 +103,11 @@ impl App {
         set_oom_score(settled);
         let families = dataplanes::families(settled.mode)?;
         dataplanes::show_packets(settled.mode, &metrics.mode);
+        localhost::show_rejected(settled, &metrics.loopback)?;
         let health = SharedHealth::new(settled.pacing.sync_period);
         let events = Events::default();
-        let (published, outlets) = Published::new(1000);
+        let (mut published, outlets) = Published::new(1000);
+        published.serve_loopback(localhost::proxied(settled));
         let (engine, engine_ended) = start_engine(Parts {
             settings: settled.model_settings(&node, started.wall),
             dataplanes: dataplanes::build(settled, families)?,
@@ -375,5 +378,10 @@ fn start_followers(
         turned_away: metrics.own.refused_connections.with_label_values(&["service health"]),
     };
     tasks.spawn(ServicePorts::new(context).follow(outlets.health_checks));
+    let context = LoopbackContext {
+        metrics: metrics.loopback.clone(),
+        turned_away: metrics.own.refused_connections.with_label_values(&["localhost nodeports"]),
+    };
+    tasks.spawn(LoopbackProxy::new(context).follow(outlets.loopback_ports));
     tasks.spawn(notices::forward(outlets.notices, events.clone()));
 }

@@ -6,8 +6,8 @@ use anyhow::Context;
 use tracing::{error, info, warn};
 
 use super::{
-    App, RunningSource, check_against_node, dataplanes, pacing, prepare_host, retire_others, set_oom_score,
-    tell,
+    App, RunningSource, check_against_node, dataplanes, localhost, pacing, prepare_host, retire_others,
+    set_oom_score, tell,
 };
 use crate::config::{self, Part, Plan, Settled, reload_plan};
 use crate::engine::{Message, Reconfiguration, Replacement};
@@ -64,6 +64,7 @@ impl App {
         self.engine.send(Message::Reconfigure(Box::new(Reconfiguration {
             settings: settled.model_settings(&node, self.started.wall),
             pacing: pacing(&settled),
+            loopback_proxy: localhost::proxied(&settled),
             dataplanes,
         })));
         self.check(&settled);
@@ -114,6 +115,7 @@ impl App {
         let families = dataplanes::families(settled.mode)?;
         let dataplanes = dataplanes::build(settled, families)?;
         dataplanes::show_packets(settled.mode, &self.metrics.mode);
+        localhost::show_rejected(settled, &self.metrics.loopback)?;
         self.families = families;
         let other_mode = settled.mode != self.order.settled.mode;
         Ok(Replacement { dataplanes, retire: other_mode.then(|| retire_others(settled.mode)) })

@@ -182,12 +182,12 @@ fn gate_changes(old: &Settled, new: &Settled) -> Vec<Change> {
         field: format!("{GATES}{}", feature.name()),
         before: old.gates.enabled(feature).into(),
         after: new.gates.enabled(feature).into(),
-        effects: gate_effects(feature).to_vec(),
+        effects: gate_effects(feature, [old.mode, new.mode]).to_vec(),
     };
     Feature::ALL.into_iter().filter(changed).map(change).collect()
 }
 
-fn gate_effects(feature: Feature) -> &'static [Effect] {
+fn gate_effects(feature: Feature, modes: [Mode; 2]) -> &'static [Effect] {
     match feature {
         // Only says which modes may be chosen.
         Feature::KubeProxyIpvs => &[],
@@ -196,8 +196,10 @@ fn gate_effects(feature: Feature) -> &'static [Effect] {
         Feature::WatchListClient => &[Restart(Part::Source)],
         // Only say which settings may be made.
         Feature::LoggingBetaOptions | Feature::LoggingAlphaOptions => &[],
+        Feature::NftablesLocalhostNodePorts if modes.contains(&Mode::Nftables) => &[Restart(Part::Dataplane)],
+        Feature::NftablesLocalhostNodePorts => &[],
         // Without effect, whatever they are set to.
-        Feature::NftablesNetlink | Feature::NftablesLocalhostNodePorts | Feature::NativeHistograms => &[],
+        Feature::NftablesNetlink | Feature::NativeHistograms => &[],
     }
 }
 

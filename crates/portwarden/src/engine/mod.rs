@@ -14,7 +14,7 @@
 //! | `isolation.rs` | Services that the kernel refuses |
 //! | `repair.rs` | putting back what others changed |
 //! | `flows.rs`, `conntrack.rs` | removing stale flows after syncs |
-//! | `published.rs` | what leaves the engine: health-check ports and notices |
+//! | `published.rs`, `loopback.rs` | what leaves the engine: health-check ports, node ports on loopback addresses, notices |
 
 mod arrivals;
 mod clock;
@@ -24,6 +24,7 @@ mod inbox;
 mod isolation;
 mod lane;
 mod lanes;
+mod loopback;
 mod published;
 mod repair;
 mod run;
@@ -47,6 +48,7 @@ pub use conntrack::ConntrackFlows;
 pub use flows::Flows;
 pub use inbox::{Handle, Inbox, inbox};
 pub use lane::FULL_EVERY;
+pub use loopback::{LoopbackPort, LoopbackPorts};
 pub use published::{HealthCheckPorts, Notice, Outlets, Published};
 pub use run::run;
 
@@ -74,6 +76,8 @@ pub struct Reconfiguration {
     pub settings: Settings,
     /// When syncs may happen.
     pub pacing: PacerConfig,
+    /// Whether a proxy in user space serves node ports on loopback addresses.
+    pub loopback_proxy: bool,
     /// Other dataplanes, if the mode or its options changed.
     pub dataplanes: Option<Replacement>,
 }
@@ -305,6 +309,7 @@ impl Engine {
         let now = (self.clock)();
         self.cluster.set_settings(wanted.settings);
         self.lanes.set_pacing(wanted.pacing);
+        self.published.serve_loopback(wanted.loopback_proxy);
         if let Some(replacement) = wanted.dataplanes {
             self.lanes.replace(replacement, wanted.pacing, now.instant);
         }
@@ -368,6 +373,7 @@ impl Engine {
             info!(ipFamily = %family, %service, "The kernel takes a Service that it had refused");
         }
         self.published.health_checks(desired, &done.changes);
+        self.published.loopback_ports(mode, desired, &done.changes);
         // Before a full sync rules may have been missing, so that flows went through as they were.
         let full = done.changes.full || done.report.full;
         if full || done.changes.udp || !done.changes.gone.is_empty() {

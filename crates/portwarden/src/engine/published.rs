@@ -7,6 +7,11 @@ use portwarden_model::{
 };
 use tokio::sync::{mpsc, watch};
 
+use super::loopback::LoopbackPorts;
+
+/// The mode that needs a proxy for node ports on loopback addresses.
+const LOOPBACK_MODE: &str = "nftables";
+
 /// Something that the operator should hear of through the API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
@@ -39,6 +44,8 @@ impl Default for HealthCheckPorts {
 /// The engine's ends of the channels to the other thread.
 pub struct Published {
     health_checks: watch::Sender<PerFamily<HealthCheckPorts>>,
+    loopback_proxy: bool,
+    loopback_ports: watch::Sender<PerFamily<LoopbackPorts>>,
     notices: mpsc::Sender<Notice>,
 }
 
@@ -46,6 +53,8 @@ pub struct Published {
 pub struct Outlets {
     /// The health-check ports that should be open.
     pub health_checks: watch::Receiver<PerFamily<HealthCheckPorts>>,
+    /// The node ports that should answer on loopback addresses.
+    pub loopback_ports: watch::Receiver<PerFamily<LoopbackPorts>>,
     /// What to tell through the API.
     pub notices: mpsc::Receiver<Notice>,
 }
@@ -54,13 +63,36 @@ impl Published {
     /// Makes both ends. Beyond `limit` notices that wait, new ones are left out: they are in the log anyway.
     pub fn new(limit: usize) -> (Self, Outlets) {
         let (health_checks, health_checks_out) = watch::channel(PerFamily::default());
+        let (loopback_ports, loopback_ports_out) = watch::channel(PerFamily::default());
         let (notices, notices_out) = mpsc::channel(limit);
-        let outlets = Outlets { health_checks: health_checks_out, notices: notices_out };
-        (Published { health_checks, notices }, outlets)
+        let outlets = Outlets {
+            health_checks: health_checks_out,
+            loopback_ports: loopback_ports_out,
+            notices: notices_out,
+        };
+        (Published { health_checks, loopback_proxy: false, loopback_ports, notices }, outlets)
+    }
+
+    /// Says whether a proxy in user space serves node ports on loopback addresses; at first none does. They are published with the next
+    /// full sync, and taken back at once.
+    pub fn serve_loopback(&mut self, wanted: bool) {
+        self.loopback_proxy = wanted;
+        if !wanted {
+            self.loopback_ports.send_if_modified(|families| families.v4.clear() | families.v6.clear());
+        }
     }
 
     pub(super) fn notice(&self, notice: Notice) {
         let _ = self.notices.try_send(notice);
+    }
+
+    /// Publishes the node ports on loopback addresses after a sync that brought `changes` to the kernel. Other modes' rules serve them by
+    /// themselves or not at all.
+    pub(super) fn loopback_ports(&self, mode: &str, desired: &Desired, changes: &Changes) {
+        if self.loopback_proxy && mode == LOOPBACK_MODE {
+            self.loopback_ports
+                .send_if_modified(|families| families[desired.family].update(desired, changes));
+        }
     }
 
     /// Publishes the health-check ports after a sync that brought `changes` to the kernel.

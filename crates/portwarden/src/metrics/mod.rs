@@ -5,6 +5,7 @@
 
 mod changes;
 mod health;
+mod loopback;
 mod own;
 mod packets;
 mod process;
@@ -19,6 +20,7 @@ use prometheus::{Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCo
 
 pub use changes::ChangeMetrics;
 pub use health::HealthMetrics;
+pub use loopback::{LoopbackMetrics, ReadRejected};
 pub use own::OwnMetrics;
 pub use packets::PacketCounter;
 pub use process::process_start_time;
@@ -48,6 +50,8 @@ pub struct Metrics {
     pub flows: FlowMetrics,
     /// Answers of the health server.
     pub health: HealthMetrics,
+    /// Node ports on loopback addresses.
+    pub loopback: LoopbackMetrics,
     /// Requests to the API server.
     pub rest_client: RestClientMetrics,
     /// What kube-proxy has no name for.
@@ -67,6 +71,7 @@ impl Metrics {
             changes: ChangeMetrics::new(&part)?,
             flows: FlowMetrics::new(&part)?,
             health: HealthMetrics::new(&part)?,
+            loopback: LoopbackMetrics::new(&registry)?,
             rest_client: RestClientMetrics::new(&part)?,
             own: OwnMetrics::new(&part)?,
             registry,

@@ -38,7 +38,7 @@ pub enum Feature {
     KubeProxyIpvs,
     /// nftables over netlink instead of the `nft` program. Without effect.
     NftablesNetlink,
-    /// TCP node ports on loopback addresses in nftables mode. Without effect.
+    /// TCP node ports on loopback addresses in nftables mode.
     NftablesLocalhostNodePorts,
     /// `spec.externalIPs` of Services are served.
     AllowServiceExternalIps,
@@ -134,10 +134,6 @@ pub enum GateProblem {
 /// The gates that kube-proxy acts on and this program does not, and what holds whatever they are set to.
 const WITHOUT_EFFECT: &[(Feature, &str)] = &[
     (Feature::NftablesNetlink, "mode nftables always speaks netlink"),
-    (
-        Feature::NftablesLocalhostNodePorts,
-        "in mode nftables, node ports are not proxied on loopback addresses; mode iptables does that for 127.0.0.1",
-    ),
     (Feature::NativeHistograms, "metrics are shown as text only"),
 ];
 
@@ -307,16 +303,14 @@ mod tests {
             ("KubeProxyNFTablesLocalhostNodePorts", true),
             ("WatchListClient", false),
             ("NativeHistograms", false),
-            ("NFTablesNetlink", true),
+            ("NFTablesNetlink", false),
             ("ComponentFlagz", false),
         ])
         .unwrap();
         let named: Vec<String> = gates.changed_without_effect().map(|gate| gate.to_string()).collect();
         assert_eq!(named.len(), 2, "{named:?}");
         assert!(
-            named[0].starts_with(
-                "feature gate KubeProxyNFTablesLocalhostNodePorts is true, which has no effect: in mode nftables"
-            ),
+            named[0].starts_with("feature gate NFTablesNetlink is false, which has no effect: mode nftables"),
             "{named:?}"
         );
         assert!(named[1].starts_with("feature gate NativeHistograms is false"), "{named:?}");

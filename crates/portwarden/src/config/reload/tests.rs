@@ -83,6 +83,11 @@ fn changes_need_what_their_part_needs() {
             "mode: nftables\nnftables: {syncPeriod: 1m}",
             live(&[Part::Pacing, Part::HealthServer]),
         ),
+        (
+            "mode: nftables",
+            "mode: nftables\nfeatureGates: {KubeProxyNFTablesLocalhostNodePorts: true}",
+            restart(&[Part::Dataplane]),
+        ),
         ("mode: ipvs", "mode: ipvs\nipvs: {scheduler: lc}", restart(&[Part::Dataplane])),
         // The parts that a new dataplane needs anyway are told as well.
         ("", "mode: ipvs", (vec![Part::Pacing, Part::HealthServer], vec![Part::Dataplane])),
@@ -99,10 +104,11 @@ fn what_the_mode_does_not_use_needs_nothing() {
     for (old, new) in [
         ("", "ipvs: {scheduler: lc}"),
         ("", "nftables: {masqueradeBit: 3}"),
+        ("", "featureGates: {KubeProxyNFTablesLocalhostNodePorts: true}"),
         ("mode: nftables", "mode: nftables\niptables: {masqueradeBit: 3, localhostNodePorts: false}"),
         ("", "winkernel: {sourceVip: x}\nwindowsRunAsService: true"),
         ("", "featureGates: {KubeProxyIPVS: false}"),
-        ("mode: nftables", "mode: nftables\nfeatureGates: {KubeProxyNFTablesLocalhostNodePorts: true}"),
+        ("mode: nftables", "mode: nftables\nfeatureGates: {NFTablesNetlink: false}"),
     ] {
         let plan = plan(old, new);
         assert!(plan.is_empty() && !plan.changes.is_empty(), "{old:?} -> {new:?}: {plan:?}");

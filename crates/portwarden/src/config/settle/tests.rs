@@ -656,7 +656,7 @@ fn notices_say_what_to_do() {
         ]
     );
     let Settlement { notices, .. } =
-        from_file("mode: nftables\nfeatureGates: {KubeProxyNFTablesLocalhostNodePorts: true}").unwrap();
+        from_file("mode: nftables\nfeatureGates: {NFTablesNetlink: false}").unwrap();
     assert!(matches!(notices.as_slice(), [Notice::GateWithoutEffect(_)]), "{notices:?}");
     assert!(notices[0].to_string().contains("which has no effect"), "{}", notices[0]);
     assert!(Notice::ModeDefaulted.to_string().contains("--proxy-mode=iptables"));

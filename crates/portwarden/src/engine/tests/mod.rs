@@ -1,6 +1,7 @@
 //! What the engine does, with time and the kernel in the tests' hands.
 
 mod bench;
+mod loopback;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -359,6 +360,7 @@ fn another_mode_comes_before_the_old_one_goes() {
     bench.engine.take(Message::Reconfigure(Box::new(Reconfiguration {
         settings: Settings::new("here"),
         pacing: PacerConfig::default(),
+        loopback_proxy: false,
         dataplanes: Some(Replacement {
             dataplanes: vec![
                 fake(Family::V4, "second", &new_v4, &bench.time, MILLI),
@@ -393,6 +395,7 @@ fn other_options_of_the_same_mode_take_over_its_objects() {
     bench.engine.take(Message::Reconfigure(Box::new(Reconfiguration {
         settings: Settings::new("here"),
         pacing: PacerConfig::default(),
+        loopback_proxy: false,
         dataplanes: Some(Replacement {
             dataplanes: vec![fake(Family::V4, "first", &fresh, &bench.time, MILLI)],
             retire: None,
@@ -411,6 +414,7 @@ fn other_settings_take_effect_at_once() {
     bench.engine.take(Message::Reconfigure(Box::new(Reconfiguration {
         settings: Settings { masquerade_all: true, ..Settings::new("here") },
         pacing: PacerConfig::default(),
+        loopback_proxy: false,
         dataplanes: None,
     })));
     bench.turn();
