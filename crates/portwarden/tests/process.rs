@@ -698,3 +698,19 @@ fn node_ports_on_loopback_are_announced_where_mode_iptables_opens_them() -> Resu
     }
     Ok(())
 }
+
+#[test]
+fn a_liberal_conntrack_is_told_and_leaves_a_rule_out() -> Result<()> {
+    let sysctl = "net.netfilter.nf_conntrack_tcp_be_liberal";
+    for (value, liberal) in [("0", false), ("1", true)] {
+        let mut rig = rig()?;
+        rig.command("sysctl").args(["-qw", &format!("{sysctl}={value}")]).run()?;
+        rig.start_mode("iptables")?;
+        rig.wait_for_service(web(true))?;
+        let words = "\"nf_conntrack_tcp_be_liberal set, not installing DROP rules for INVALID packets\" ipFamily=\"IPv4\"";
+        ensure!(rig.log().contains(words) == liberal, "{value}: {}", rig.log());
+        let rules = rig.command("iptables-save").run()?;
+        ensure!(rules.contains("--ctstate INVALID") != liberal, "{value}: {rules}");
+    }
+    Ok(())
+}

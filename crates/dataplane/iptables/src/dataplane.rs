@@ -90,12 +90,17 @@ impl IptablesDataplane {
             tracing::warn!(%family, used = %variant, %other, "the other variant of iptables holds rules of this mode, which apply too; \
                 clean up with that variant");
         }
+        let invalid_packets_pass = sysctl::tcp_is_liberal();
+        if invalid_packets_pass {
+            // kube-proxy's words, which operators look for.
+            tracing::info!(ipFamily = %family, "nf_conntrack_tcp_be_liberal set, not installing DROP rules for INVALID packets");
+        }
         Ok(IptablesDataplane {
             family,
             mark,
             programs,
             counters: Counters::probe(),
-            invalid_packets_pass: sysctl::tcp_is_liberal(),
+            invalid_packets_pass,
             installed: Ruleset::default(),
             trusted: false,
             context: None,
