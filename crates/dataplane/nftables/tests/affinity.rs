@@ -139,6 +139,49 @@ fn a_removed_endpoint_gets_no_connection_by_either_way() {
     }
 }
 
+/// What an earlier version left, which gave both lists of a port numbers of their own: those of all endpoints go on.
+#[test]
+fn clients_of_an_earlier_layout_stay() {
+    let mut node = both_policies();
+    node.nft(&["delete", "table", "ip", "kube-proxy"]);
+    let earlier = "
+        table ip kube-proxy {
+            map sticky-names {
+                typeof numgen random mod 65536 . numgen random mod 65536 : meta priority
+                elements = { 2539969997 . 482893619 : c000:0, 327686628 . 3517142542 : c000:4000 }
+            }
+            map sticky-endpoints {
+                type classid : ipv4_addr . inet_service
+                elements = {
+                    c000:7 : 10.244.0.10 . 8080, c000:8 : 10.244.0.11 . 8080, c000:9 : 10.244.1.12 . 8080,
+                    c000:4001 : 10.244.0.12 . 8080, c000:4002 : 10.244.0.11 . 8080
+                }
+            }
+            map client-affinity {
+                type ipv4_addr . classid : classid
+                size 1048576
+                flags dynamic,timeout
+                timeout 3h
+                comment \"clients of sticky services: entry\"
+                elements = {
+                    203.0.113.10 . c000:0 timeout 10m : c000:7,
+                    203.0.113.11 . c000:0 timeout 10m : c000:8,
+                    203.0.113.12 . c000:0 timeout 10m : c000:9,
+                    203.0.113.13 . c000:4000 timeout 10m : c000:4001
+                }
+            }
+        }";
+    node.topology.node().command("nft").args(["-f", "-"]).input(earlier).run().unwrap();
+    node.restart();
+    node.sync();
+    let clients: Vec<IpAddr> = clients().collect();
+    assert_eq!(pinned(&node, clients[0], LOCAL), "pod-0");
+    assert_eq!(pinned(&node, clients[0], CLUSTER), "pod-0");
+    assert_eq!(pinned(&node, clients[1], CLUSTER), "pod-1");
+    assert_eq!(pinned(&node, clients[2], CLUSTER), "remote-pod-2");
+    assert!(is_local(&pinned(&node, clients[3], LOCAL)));
+}
+
 #[test]
 fn clients_stay_when_a_policy_changes() {
     let mut node = both_policies();
