@@ -124,3 +124,74 @@ impl Rules {
         vec![self.recall(), flip_priority(SIBLING), self.remember(), flip_priority(SIBLING)]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use portwarden_model::Family;
+    use portwarden_netlink::nftables::{self, TableId};
+
+    use super::super::to_rules;
+    use super::*;
+
+    /// The rules of a chain but those that draw, of which there are always as many.
+    fn text(linked: bool, chain: &str) -> String {
+        let mut chains = Chains::default();
+        let class = StickyClass { timeout: 600, draw: Draw::UpTo(2), linked };
+        chains.add_sticky(Family::V4, [class].into_iter());
+        let table = TableId::new(nftables::Family::Ip, "kube-proxy");
+        let (name, rules) = chains.iter().find(|(name, _)| name.as_ref() == chain).unwrap();
+        let lines: Vec<String> = to_rules(&table, name, rules).map(|rule| rule.to_string()).collect();
+        let (draws, others): (Vec<&String>, Vec<&String>) =
+            lines.iter().partition(|line| line.contains("sticky-draw-"));
+        assert!(draws.len() == 14 || draws.is_empty());
+        others.into_iter().map(|line| format!("{line}\n")).collect()
+    }
+
+    #[test]
+    fn one_list_is_looked_at_alone() {
+        insta::assert_snapshot!(text(false, "sticky-600s-2"), @r"
+        meta priority set meta priority & ffff:c000
+        jump sticky-600s-2-try
+        meta priority set meta priority & ffff:c000
+        delete @client-affinity { ip saddr . meta priority : meta priority }
+        jump sticky-600s-2-try
+        meta priority set meta priority & ffff:c000
+        jump sticky-go
+        ");
+        assert_eq!(text(false, "sticky-600s-2-try"), text(true, "sticky-600s-2-try"));
+        insta::assert_snapshot!(text(false, "sticky-600s-2-try"), @r"
+        update @client-affinity { ip saddr . meta priority & ffff:c000 timeout 10m : meta priority }
+        meta priority set meta priority & ffff:c000
+        meta priority set ip saddr . meta priority map @client-affinity
+        jump sticky-go
+        ");
+    }
+
+    #[test]
+    fn of_two_lists_the_other_is_asked_for_clients() {
+        insta::assert_snapshot!(text(true, "sticky-600s-2-linked"), @r"
+        meta priority set meta priority & ffff:c000
+        jump sticky-adopt
+        jump sticky-600s-2-try
+        meta priority set meta priority & ffff:c000
+        meta priority set ip saddr . meta priority map @client-affinity
+        meta priority set meta priority ^ 2000:0000
+        update @client-affinity { ip saddr . meta priority & ffff:c000 timeout 10m : meta priority }
+        meta priority set meta priority ^ 2000:0000
+        meta priority set meta priority & ffff:c000
+        delete @client-affinity { ip saddr . meta priority : meta priority }
+        jump sticky-adopt
+        jump sticky-600s-2-try
+        meta priority set meta priority & ffff:c000
+        delete @client-affinity { ip saddr . meta priority : meta priority }
+        jump sticky-600s-2-try
+        meta priority set meta priority & ffff:c000
+        jump sticky-go
+        ");
+        insta::assert_snapshot!(text(true, "sticky-adopt"), @r"
+        meta priority set meta priority ^ 2000:0000
+        meta priority set ip saddr . meta priority map @client-affinity
+        meta priority set meta priority ^ 2000:0000
+        ");
+    }
+}
