@@ -2,12 +2,13 @@
 //!
 //! [`Socket`] speaks to one netlink protocol. On top of it, [`nftables`] holds a ruleset as values and commits
 //! [`nftables::Transaction`]s, [`conntrack`] lists and deletes flows, [`route`] lists and watches links and
-//! addresses, [`nfacct`] keeps named counters, and [`ipset`] removes sets. Nothing here knows of Kubernetes.
+//! addresses, [`nfacct`] keeps named counters, [`ipset`] removes sets, and [`ipvs`] virtual servers. Nothing here knows of Kubernetes.
 
 pub mod conntrack;
 pub mod error;
 mod family;
 pub mod ipset;
+pub mod ipvs;
 pub mod nfacct;
 pub mod nftables;
 pub mod route;

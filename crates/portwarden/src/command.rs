@@ -9,7 +9,7 @@ use anyhow::Context;
 use tracing::{error, info};
 
 use crate::app::{self, App, Order, Signals};
-use crate::config::{self, Settlement};
+use crate::config::{self, Settled, Settlement};
 use crate::flags::{self, Action, Flags, Invocation, Program};
 use crate::logging::{self, Logs, end_on_panic};
 
@@ -110,7 +110,7 @@ fn act(program: Program, flags: Flags, settlement: Settlement, logs: Arc<Logs>) 
             info!(file = path, "Wrote configuration");
             Ok(())
         }
-        Action::Cleanup => clean_up(),
+        Action::Cleanup => clean_up(&settled),
         Action::InitOnly => app::prepare_only(&settled),
         Action::Run => {
             let version = flags::reported_version(flags.version.as_ref()).to_owned();
@@ -144,8 +144,8 @@ fn listening(bound: Option<SocketAddr>) -> String {
     bound.map_or_else(|| "not listening".to_owned(), |address| address.to_string())
 }
 
-fn clean_up() -> anyhow::Result<()> {
-    let failures = app::clean_up(None);
+fn clean_up(settled: &Settled) -> anyhow::Result<()> {
+    let failures = app::clean_up(None, settled);
     for failure in &failures {
         error!(err = format!("{failure:#}"), "Cannot remove rules");
     }

@@ -1,6 +1,7 @@
 //! Every decoder on the same bytes; used by the property tests and by the fuzz target.
 
 use portwarden_netlink::conntrack::Flow;
+use portwarden_netlink::ipvs::VirtualServer;
 use portwarden_netlink::nfacct::Counted;
 use portwarden_netlink::nftables::{Batch, Elements, Event, Set, Subject, Transaction};
 use portwarden_netlink::route::RouteChange;
@@ -15,6 +16,7 @@ pub(crate) fn decode_everything(datagram: &[u8]) {
         let _ = Flow::decode(&message);
         let _ = RouteChange::decode(&message);
         let _ = Counted::decode(&message);
+        let _ = VirtualServer::decode(&message);
         if let Ok(Some(event)) = Event::decode(&message) {
             print_and_encode(event.subject);
         }

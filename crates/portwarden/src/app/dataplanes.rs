@@ -4,8 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use ipnet::IpNet;
 use portwarden_iptables::{IptablesDataplane, Programs, Variant};
-use portwarden_model::{Dataplane, Family, PerFamily};
+use portwarden_model::{Dataplane, Family, PerFamily, parse_cidr};
 use portwarden_nftables::{Nftables, Watch};
 use tracing::{debug, info};
 
@@ -109,13 +110,15 @@ enum Leftover {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ipvs {
     Sets,
+    /// The device, and the virtual servers on its addresses and others.
     Device,
-    VirtualServers,
 }
 
 /// Removes what all modes but this one may have left behind. Goes on after failures and returns all of them.
-pub fn clean_up(except: Option<Mode>) -> Vec<anyhow::Error> {
-    leftovers(except).into_iter().filter_map(|leftover| remove(leftover).err()).collect()
+pub fn clean_up(except: Option<Mode>, settled: &Settled) -> Vec<anyhow::Error> {
+    let excluded = settled.document.ipvs.exclude_cidrs.as_deref().unwrap_or_default();
+    let excluded: Vec<IpNet> = excluded.iter().filter_map(|net| parse_cidr(net)).collect();
+    leftovers(except).into_iter().filter_map(|leftover| remove(leftover, &excluded).err()).collect()
 }
 
 fn leftovers(except: Option<Mode>) -> Vec<Leftover> {
@@ -139,14 +142,11 @@ fn leftovers(except: Option<Mode>) -> Vec<Leftover> {
         // After the rules, which look into the sets.
         all.extend([Ipvs::Sets, Ipvs::Device].map(Leftover::Ipvs));
     }
-    if except.is_none() {
-        // At every start it would be told to those who use ipvs for something else, too.
-        all.push(Leftover::Ipvs(Ipvs::VirtualServers));
-    }
     all
 }
 
-fn remove(leftover: Leftover) -> anyhow::Result<()> {
+/// Virtual servers in the ranges `excluded` stay.
+fn remove(leftover: Leftover, excluded: &[IpNet]) -> anyhow::Result<()> {
     match leftover {
         Leftover::Nftables(family) => {
             let found = portwarden_nftables::cleanup(family)
@@ -165,8 +165,9 @@ fn remove(leftover: Leftover) -> anyhow::Result<()> {
             debug!(ipFamily = %family, ?variant, "Looked for iptables leftovers");
         }
         Leftover::Ipvs(Ipvs::Sets) => ipvs::remove_sets().context("sets of ipvs mode")?,
-        Leftover::Ipvs(Ipvs::Device) => ipvs::remove_device().context("addresses of ipvs mode")?,
-        Leftover::Ipvs(Ipvs::VirtualServers) => ipvs::check_virtual_servers(Path::new("/proc"))?,
+        Leftover::Ipvs(Ipvs::Device) => {
+            ipvs::remove_device(Path::new("/proc"), excluded).context("addresses of ipvs mode")?;
+        }
     }
     Ok(())
 }

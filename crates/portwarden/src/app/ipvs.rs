@@ -4,14 +4,16 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use ipnet::IpNet;
 use portwarden_iptables::command::RestoreError;
 use portwarden_iptables::saved::Saved;
 use portwarden_iptables::transaction::Transaction;
 use portwarden_iptables::{Programs, Table, Variant};
 use portwarden_model::Family;
 use portwarden_netlink::ipset::Sets;
+use portwarden_netlink::ipvs::{VirtualServer, VirtualServers};
 use portwarden_netlink::route::Route;
-use tracing::debug;
+use tracing::{debug, info};
 
 /// The device that holds the addresses of all Services.
 const DEVICE: &str = "kube-ipvs0";
@@ -114,23 +116,53 @@ pub(super) fn remove_sets() -> anyhow::Result<()> {
     if failures.is_empty() { Ok(()) } else { bail!("{}", failures.join("; ")) }
 }
 
-/// Removes the device, and with it the addresses of all Services.
-pub(super) fn remove_device() -> anyhow::Result<()> {
-    let found = Route::open()?.delete_link(DEVICE).with_context(|| format!("the device {DEVICE}"))?;
+/// Removes the virtual servers and then the device with the addresses of all Services. The device is how ipvs mode is told: without it,
+/// virtual servers are somebody else's. With it they are kube-proxy's, which suffers no others but those in ranges that it is to leave
+/// alone.
+pub(super) fn remove_device(proc: &Path, excluded: &[IpNet]) -> anyhow::Result<()> {
+    let mut route = Route::open()?;
+    let found = route.links()?.iter().any(|link| link.name == DEVICE);
     debug!(found, "Looked for {DEVICE}");
+    let servers = count_virtual_servers(proc);
+    if !found {
+        if servers > 0 {
+            info!(
+                servers,
+                "There are ipvs virtual servers; without {DEVICE} they are not kube-proxy's, and stay"
+            );
+        }
+        return Ok(());
+    }
+    if servers > 0 {
+        // First, and a failure ends it: without the device nobody would know them for kube-proxy's again.
+        remove_virtual_servers(excluded).context("virtual servers of ipvs mode")?;
+    }
+    route.delete_link(DEVICE).with_context(|| format!("the device {DEVICE}"))?;
     Ok(())
 }
 
-/// Virtual servers cannot be told from those of others, so they are told to the operator.
-pub(super) fn check_virtual_servers(proc: &Path) -> anyhow::Result<()> {
-    // Three lines of headings; no file without ipvs in the kernel.
-    let servers = fs::read_to_string(proc.join("net/ip_vs")).map_or(0, |text| text.lines().skip(3).count());
-    if servers > 0 {
-        bail!(
-            "there are ipvs virtual servers, which may be others' too: see `ipvsadm -Ln`, remove them all with `ipvsadm -C`"
-        );
-    }
-    Ok(())
+/// How many there are. To ask by netlink would load the module where it is not in use.
+fn count_virtual_servers(proc: &Path) -> usize {
+    // Destinations are indented, and so is the third line of the heading; without ipvs there is no such file.
+    let servers = |text: String| text.lines().skip(2).filter(|line| !line.starts_with(' ')).count();
+    fs::read_to_string(proc.join("net/ip_vs")).map_or(0, servers)
+}
+
+fn remove_virtual_servers(excluded: &[IpNet]) -> anyhow::Result<()> {
+    let Some(mut servers) = VirtualServers::open()? else { return Ok(()) };
+    let (removing, staying) = split(servers.list()?, excluded);
+    debug!(removing = removing.len(), staying = staying.len(), "Looked for virtual servers of ipvs mode");
+    let failures: Vec<String> = removing
+        .iter()
+        .filter_map(|server| servers.delete(server).err())
+        .map(|error| crate::logging::chain(&error))
+        .collect();
+    if failures.is_empty() { Ok(()) } else { bail!("{}", failures.join("; ")) }
+}
+
+/// Which ones go, and which ones are in ranges that kube-proxy was to leave alone.
+fn split(servers: Vec<VirtualServer>, excluded: &[IpNet]) -> (Vec<VirtualServer>, Vec<VirtualServer>) {
+    servers.into_iter().partition(|server| !excluded.iter().any(|net| net.contains(&server.address.ip())))
 }
 
 fn is_ours(name: &str) -> bool {
@@ -163,15 +195,29 @@ mod tests {
     }
 
     #[test]
-    fn virtual_servers_are_told() {
+    fn virtual_servers_are_counted_without_asking_for_them() {
         let folder = tempfile::tempdir().expect("a folder");
-        assert!(check_virtual_servers(folder.path()).is_ok(), "no ipvs in the kernel");
+        assert_eq!(count_virtual_servers(folder.path()), 0, "no ipvs in the kernel");
         fs::create_dir(folder.path().join("net")).expect("a folder");
-        let heading = "IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n  -> RemoteAddress:Port\n";
-        fs::write(folder.path().join("net/ip_vs"), heading).expect("writes");
-        assert!(check_virtual_servers(folder.path()).is_ok(), "none there");
-        fs::write(folder.path().join("net/ip_vs"), format!("{heading}TCP  0A60000A:0050 rr\n"))
-            .expect("writes");
-        assert!(check_virtual_servers(folder.path()).is_err());
+        let heading = "IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n  -> RemoteAddress:Port Forward Weight ActiveConn InActConn\n";
+        for (servers, expected) in [
+            ("", 0),
+            (
+                "TCP  0A60000A:0050 rr  \n  -> 0AF40005:1F90      Masq    1      0          0\nFWM  00000007 rr\n",
+                2,
+            ),
+        ] {
+            fs::write(folder.path().join("net/ip_vs"), format!("{heading}{servers}")).expect("writes");
+            assert_eq!(count_virtual_servers(folder.path()), expected);
+        }
+    }
+
+    #[test]
+    fn ranges_to_leave_alone_are_left_alone() {
+        let server = |text: &str| VirtualServer { protocol: 6, address: text.parse().expect("an address") };
+        let all = ["10.96.0.10:80", "192.168.0.2:30080", "172.16.0.1:443", "[fd00::1]:80"].map(server);
+        let excluded = ["172.16.0.0/12", "fd00::/8"].map(|net| net.parse().expect("a range"));
+        assert_eq!(split(all.to_vec(), &excluded), (all[..2].to_vec(), all[2..].to_vec()));
+        assert_eq!(split(all.to_vec(), &[]), (all.to_vec(), vec![]));
     }
 }

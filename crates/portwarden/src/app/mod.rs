@@ -34,7 +34,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tracing::{debug, error, info, warn};
 
-use crate::config::{self, Mode, NodeFacts, Notice, Settled, Source};
+use crate::config::{self, NodeFacts, Notice, Settled, Source};
 use crate::engine::{
     self, Check, ConntrackFlows, Engine, EngineError, Handle, Message, Moment, NodeWait, Outlets, Parts,
     Published, Retire,
@@ -113,7 +113,7 @@ impl App {
             dataplanes: dataplanes::build(settled, families)?,
             pacing: pacing(settled),
             node_wait: node_wait(settled),
-            retire: Some(retire_others(settled.mode)),
+            retire: Some(retire_others(settled)),
             check: check_against_node(settled.clone(), families),
             flows: Box::new(ConntrackFlows::default()),
             health: health.clone(),
@@ -332,9 +332,10 @@ fn tell_deprecations(notices: &[Notice], events: &Events) {
 }
 
 /// Removes what other modes, and kube-proxy in other modes, left behind. Ours is in force by then, so no connection is lost.
-fn retire_others(mode: Mode) -> Retire {
+fn retire_others(settled: &Settled) -> Retire {
+    let settled = settled.clone();
     Box::new(move || {
-        for error in clean_up(Some(mode)) {
+        for error in clean_up(Some(settled.mode), &settled) {
             warn!(err = format!("{error:#}"), "Cannot remove what another proxy mode left behind");
         }
     })

@@ -118,7 +118,7 @@ impl App {
         localhost::show_rejected(settled, &self.metrics.loopback)?;
         self.families = families;
         let other_mode = settled.mode != self.order.settled.mode;
-        Ok(Replacement { dataplanes, retire: other_mode.then(|| retire_others(settled.mode)) })
+        Ok(Replacement { dataplanes, retire: other_mode.then(|| retire_others(settled)) })
     }
 
     fn count_reload(&self, result: &str) {
