@@ -12,7 +12,7 @@ use crate::command::{Programs, RestoreError, Variant};
 use crate::counters::Counters;
 use crate::diff;
 use crate::error::Error;
-use crate::full;
+use crate::full::{self, Needed};
 use crate::monitor::Monitor;
 use crate::options::Options;
 use crate::plan::Plan;
@@ -162,11 +162,15 @@ impl IptablesDataplane {
             attempts += 1;
             // Anew for each attempt: one that failed may have changed the filter table.
             let firewall_is_written = self.has_localhost_node_ports(desired);
-            let mut transaction =
-                full::transaction(&self.programs, self.family, firewall_is_written, &pending)?;
-            aside.keep_chains(&mut transaction);
-            match self.restore(&transaction) {
-                Ok(()) => {
+            let restored = match full::look(&self.programs, self.family, firewall_is_written, &pending)? {
+                Needed::Everything(all) => self.counted(all.restore(&self.programs, self.family, &pending)),
+                Needed::Change(mut transaction) => {
+                    aside.keep_chains(&mut transaction);
+                    self.restore(&transaction).map(|()| *transaction)
+                }
+            };
+            match restored {
+                Ok(transaction) => {
                     full::finish(&self.programs, &mut self.monitor);
                     self.refused = Refused::of(&aside, desired);
                     let report = self.acknowledge(pending, context, &transaction, aside.isolated);
@@ -229,11 +233,13 @@ impl IptablesDataplane {
         if transaction.is_empty() {
             return Ok(());
         }
-        let result = self.programs.restore(transaction);
-        if result.is_err() {
+        self.counted(self.programs.restore(transaction))
+    }
+
+    fn counted<T>(&self, restored: Result<T, RestoreError>) -> Result<T, RestoreError> {
+        restored.inspect_err(|_| {
             self.failures.restore.fetch_add(1, Ordering::Relaxed);
-        }
-        result
+        })
     }
 
     /// Makes sure that node ports can answer on loopback, and gathers what the Services' rules depend on.

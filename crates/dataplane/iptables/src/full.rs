@@ -2,11 +2,12 @@
 
 use std::io;
 use std::thread::{self, ScopedJoinHandle};
+use std::time::{Duration, Instant};
 
 use portwarden_model::Family;
 
-use crate::command::Programs;
-use crate::draft::Draft;
+use crate::command::{Programs, RestoreError};
+use crate::draft::{Draft, Names};
 use crate::error::Error;
 use crate::jumps::{JUMPS, Jump};
 use crate::monitor::Monitor;
@@ -16,40 +17,111 @@ use crate::saved::{Saved, SavedTables};
 use crate::table::Table;
 use crate::transaction::Transaction;
 
+/// Tables without Services are read within this time; if not, there are some, or the machine is busy.
+const EMPTY_TABLES: Duration = Duration::from_millis(4);
+
+/// What the tables need.
+pub(crate) enum Needed {
+    /// This change, or none.
+    Change(Box<Transaction>),
+    /// All rules: there is nothing of any Service.
+    Everything(Everything),
+}
+
+/// Chains that are known by their names only.
+pub(crate) struct Everything {
+    names: Names,
+    missing: Missing,
+}
+
 /// Reads the tables and tells everything that is not in them as it should be. `firewall_is_written`: the transaction itself makes the
 /// chain that is shared with the kubelet.
-pub(crate) fn transaction(
+pub(crate) fn look(
     programs: &Programs,
     family: Family,
     firewall_is_written: bool,
     pending: &Pending,
-) -> Result<Transaction, Error> {
-    let (draft, mut saved) = thread::scope(|scope| {
+) -> Result<Needed, Error> {
+    let start = Instant::now();
+    let (drawn_up, mut saved) = thread::scope(|scope| {
         let read = |table| {
             let reading = thread::Builder::new().spawn_scoped(scope, move || read_table(programs, table));
             reading.inspect_err(|error| unreadable(table, error))
         };
         let (filter, nat) = (read(Table::Filter), read(Table::Nat));
-        let mut draft = Draft::new(pending, family);
-        draft.foresee(|| nat.as_ref().is_ok_and(|nat| !nat.is_finished()));
-        (draft, SavedTables { filter: what_was_read(filter), nat: what_was_read(nat) })
+        let is_reading = || nat.as_ref().is_ok_and(|nat| !nat.is_finished());
+        let names = programs.takes_all_at_once().then(|| Names::new(pending));
+        while names.is_some() && is_reading() && start.elapsed() < EMPTY_TABLES {
+            thread::sleep(EMPTY_TABLES / 40);
+        }
+        let draft = (names.is_none() || is_reading()).then(|| {
+            let mut draft = Draft::new(pending, family);
+            draft.foresee(is_reading);
+            draft
+        });
+        ((names, draft), SavedTables { filter: what_was_read(filter), nat: what_was_read(nat) })
     });
     let has_firewall = saved.filter.as_ref().is_some_and(|filter| filter.has_chain(FIREWALL));
     if !has_firewall && !firewall_is_written {
         programs.new_chain(Table::Filter, FIREWALL)?;
     }
+    let missing = Missing::from(programs, &saved, family)?;
+    let draft = match drawn_up {
+        (_, Some(draft)) => draft,
+        (Some(names), None) if saved.nat.as_ref().is_some_and(|nat| names.are_new_to(nat)) => {
+            return Ok(Needed::Everything(Everything { names, missing }));
+        }
+        _ => Draft::new(pending, family),
+    };
     let mut transaction = draft.compare(&mut saved);
-    for table in [Table::Filter, Table::Nat] {
-        if !saved.table(table).is_some_and(|saved| saved.has_chain(CANARY)) {
-            transaction.section(table).make_chain(CANARY);
+    missing.add_to(&mut transaction);
+    Ok(Needed::Change(Box::new(transaction)))
+}
+
+impl Everything {
+    /// Writes it. While the program makes the chains, their rules are rendered.
+    pub(crate) fn restore(
+        &self,
+        programs: &Programs,
+        family: Family,
+        pending: &Pending,
+    ) -> Result<Transaction, RestoreError> {
+        let mut chains: Vec<&str> = self.names.iter().collect();
+        if self.missing.canaries.contains(&Table::Nat) {
+            chains.push(CANARY);
         }
+        programs.restore_announced(chains, || {
+            let mut transaction = Draft::new(pending, family).compare(&mut SavedTables::default());
+            self.missing.add_to(&mut transaction);
+            transaction
+        })
     }
-    for jump in JUMPS {
-        if !has_jump(programs, &saved, jump, family)? {
-            transaction.section(jump.table).insert_rule(jump.insert_line());
+}
+
+/// What is missing in tables besides rules.
+struct Missing {
+    canaries: Vec<Table>,
+    jumps: Vec<Jump>,
+}
+
+impl Missing {
+    fn from(programs: &Programs, saved: &SavedTables, family: Family) -> Result<Missing, Error> {
+        let has_canary = |table| saved.table(table).is_some_and(|saved| saved.has_chain(CANARY));
+        let tables = [Table::Filter, Table::Nat].into_iter();
+        let mut missing =
+            Missing { canaries: tables.filter(|table| !has_canary(*table)).collect(), jumps: Vec::new() };
+        for jump in JUMPS {
+            if !has_jump(programs, saved, jump, family)? {
+                missing.jumps.push(jump);
+            }
         }
+        Ok(missing)
     }
-    Ok(transaction)
+
+    fn add_to(&self, transaction: &mut Transaction) {
+        self.canaries.iter().for_each(|table| transaction.section(*table).make_chain(CANARY));
+        self.jumps.iter().for_each(|jump| transaction.section(jump.table).insert_rule(jump.insert_line()));
+    }
 }
 
 /// Puts the last canary in place. Its failure is no reason to fail: the monitor will try again.

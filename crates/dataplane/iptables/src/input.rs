@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 use portwarden_model::NamespacedName;
 
 use crate::names::{NODE_PORTS, Role, SERVICES};
+use crate::table::Table;
 use crate::transaction::{Section, Transaction};
 
 /// A transaction as text.
@@ -18,6 +19,7 @@ use crate::transaction::{Section, Transaction};
 pub struct Input<'a> {
     transaction: &'a Transaction,
     chains_per_step: usize,
+    nat_first: bool,
     /// Known once a line was asked for.
     steps: OnceLock<Vec<Step<'a>>>,
 }
@@ -61,16 +63,39 @@ pub enum Line<'a> {
 impl<'a> Input<'a> {
     /// The text of a transaction, with at most so many chains in one step.
     pub fn new(transaction: &'a Transaction, chains_per_step: usize) -> Self {
-        Input { transaction, chains_per_step: chains_per_step.max(1), steps: OnceLock::new() }
+        let chains_per_step = chains_per_step.max(1);
+        Input { transaction, chains_per_step, nat_first: false, steps: OnceLock::new() }
+    }
+
+    /// The text of a transaction whose chains of the nat table were [announced](announce) before.
+    pub fn announced(transaction: &'a Transaction) -> Self {
+        Input { nat_first: true, ..Input::new(transaction, usize::MAX) }
     }
 
     /// Writes it, one table after the other: whoever reads the first has something to do while the second is put in order.
     pub fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
-        for section in self.transaction.sections() {
+        for section in self.sections() {
             steps(section, self.chains_per_step).iter().try_for_each(|step| step.write_to(out))?;
             out.flush()?;
         }
         Ok(())
+    }
+
+    /// Writes what was not announced.
+    pub fn write_rest(&self, out: &mut dyn Write) -> io::Result<()> {
+        let mut steps = self.sections().flat_map(|section| steps(section, self.chains_per_step));
+        if let Some(nat) = steps.next() {
+            nat.write_body(out)?;
+        }
+        steps.try_for_each(|step| step.write_to(out))
+    }
+
+    fn sections(&self) -> impl Iterator<Item = &'a Section> + use<'a> {
+        let mut sections: Vec<_> = self.transaction.sections().collect();
+        if self.nat_first {
+            sections.reverse();
+        }
+        sections.into_iter()
     }
 
     /// What the line with this number is about, and whether earlier steps had been committed when it was read. The first line is 1,
@@ -78,7 +103,7 @@ impl<'a> Input<'a> {
     pub fn line(&self, number: usize) -> Option<(Line<'a>, bool)> {
         let mut number = number.checked_sub(1)?;
         let steps = self.steps.get_or_init(|| {
-            self.transaction.sections().flat_map(|section| steps(section, self.chains_per_step)).collect()
+            self.sections().flat_map(|section| steps(section, self.chains_per_step)).collect()
         });
         for (index, step) in steps.iter().enumerate() {
             if number < step.lines() {
@@ -88,6 +113,23 @@ impl<'a> Input<'a> {
         }
         None
     }
+}
+
+/// Writes the beginning of a change of the nat table: these chains are made. Their rules can follow when they are rendered.
+pub fn announce(names: &mut [&str], out: &mut dyn Write) -> io::Result<()> {
+    names.sort_by_cached_key(|name| Reverse(sort_key(name)));
+    write_head(Table::Nat, names.iter().copied(), out)?;
+    out.flush()
+}
+
+fn write_head<'a>(table: Table, names: impl Iterator<Item = &'a str>, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "*{table}")?;
+    for name in names {
+        for part in [":", name, " - [0:0]\n"] {
+            out.write_all(part.as_bytes())?;
+        }
+    }
+    Ok(())
 }
 
 /// Cuts a section into steps.
@@ -154,12 +196,11 @@ impl<'a> Step<'a> {
     }
 
     fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "*{}", self.section.table())?;
-        for name in self.chain_names() {
-            for part in [":", name, " - [0:0]\n"] {
-                out.write_all(part.as_bytes())?;
-            }
-        }
+        write_head(self.section.table(), self.chain_names(), out)?;
+        self.write_body(out)
+    }
+
+    fn write_body(&self, out: &mut dyn Write) -> io::Result<()> {
         for chain in &self.chains {
             out.write_all(self.section.chain_rules(*chain).as_bytes())?;
         }
@@ -210,7 +251,6 @@ impl<'a> Step<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::Table;
 
     fn example() -> Transaction {
         let web = NamespacedName::new("demo", "web");
@@ -317,6 +357,25 @@ COMMIT
             assert_eq!(input.line(text.lines().count() + 1), None);
             assert_eq!(input.line(0), None);
         }
+    }
+
+    #[test]
+    fn what_was_announced_goes_on_with_the_rules() {
+        let mut transaction = Transaction::new();
+        for name in ["KUBE-SERVICES", "KUBE-SVC-A", "KUBE-SEP-A"] {
+            transaction.nat.make_chain(name);
+            transaction.nat.push_rules(&format!("-A {name} -j B\n"), None);
+        }
+        let nat = transaction.to_string();
+        transaction.filter.make_chain("KUBE-FORWARD");
+        let mut whole = Vec::new();
+        announce(&mut ["KUBE-SEP-A", "KUBE-SVC-A", "KUBE-SERVICES"], &mut whole).unwrap();
+        let input = Input::announced(&transaction);
+        input.write_rest(&mut whole).unwrap();
+        let whole = String::from_utf8(whole).unwrap();
+        assert_eq!(whole, format!("{nat}*filter\n:KUBE-FORWARD - [0:0]\nCOMMIT\n"));
+        assert_eq!(input.line(5), Some((Line::Rule { text: "-A KUBE-SVC-A -j B", owner: None }, false)));
+        assert_eq!(input.line(10), Some((Line::Chain { name: "KUBE-FORWARD" }, true)));
     }
 
     #[test]

@@ -6,7 +6,8 @@ use std::sync::{Arc, OnceLock};
 
 use portwarden_model::{NamespacedName, ProxiedService};
 
-use crate::render::{Context, FixedRules, OwnChains, SharedLines};
+use crate::names::ServiceChain;
+use crate::render::{Context, FixedRules, OwnChains, SharedLines, own_chain_names};
 use crate::table::Table;
 
 /// One Service as rendered, when first asked for. Its own chains are not kept: they follow from the Service and the context, and are
@@ -41,6 +42,11 @@ impl Entry {
         let mut own = OwnChains::default();
         self.render_own(&mut own);
         own
+    }
+
+    /// The names of its own chains.
+    pub fn own_names(&self, names: &mut Vec<ServiceChain>) {
+        own_chain_names(&self.service, &self.context, names);
     }
 
     /// Its own chains, in place of what `own` holds.

@@ -10,8 +10,8 @@ use common::random::{Step, steps};
 use common::simulator::Simulator;
 use common::{Tables, VARIANTS, assert_same, sync};
 use portwarden_iptables::diff;
-use portwarden_iptables::draft::Draft;
-use portwarden_iptables::input::Input;
+use portwarden_iptables::draft::{Draft, Names};
+use portwarden_iptables::input::{Input, announce};
 use portwarden_iptables::plan::Plan;
 use portwarden_iptables::render::{Context, FixedRules, InvalidPackets, Mark, pod_match};
 use portwarden_iptables::ruleset::Ruleset;
@@ -70,7 +70,25 @@ impl Pure {
         let plan = Plan::everything(&self.installed, desired, &self.context(desired), self.fixed(desired));
         let transaction = Draft::new(&plan.pending, self.family).compare(&mut SavedTables::default());
         self.restore(&transaction);
+        self.restore_announced(&Names::new(&plan.pending), &transaction);
         self.installed.acknowledge(plan.pending);
+    }
+
+    /// The same once more, as it is given to a program that starts before the rules are known: nothing changes.
+    fn restore_announced(&mut self, names: &Names, transaction: &Transaction) {
+        let before = self.tables.clone();
+        let mut text = Vec::new();
+        announce(&mut names.iter().collect::<Vec<_>>(), &mut text).unwrap();
+        Input::announced(transaction).write_rest(&mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        self.tables.restore(&text).unwrap();
+        assert_eq!(self.tables, before);
+        let count = text.lines().filter(|line| line.starts_with(':')).count();
+        assert_eq!(
+            count,
+            transaction.nat.chains() + transaction.filter.chains(),
+            "each chain is announced once"
+        );
     }
 
     /// In one step or several: each of them must leave the tables whole.

@@ -5,13 +5,15 @@ mod restore_error;
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use portwarden_model::{Family, NamespacedName};
 
 use crate::error::Error;
-use crate::input::{Input, Line};
+use crate::input::{Input, Line, announce};
 use crate::saved::{Reader, Saved};
 use crate::table::Table;
 use crate::transaction::Transaction;
@@ -226,23 +228,40 @@ impl Programs {
 
     /// Carries out a transaction.
     pub fn restore(&self, transaction: &Transaction) -> Result<(), RestoreError> {
-        let lines = u32::try_from(transaction.len()).unwrap_or(u32::MAX);
+        let input = Input::new(transaction, self.chains_per_step);
+        let finished = self.run_restore(transaction.len(), Box::new(|stdin| input.write_to(stdin)))?;
+        outcome(&finished, Some(&input))
+    }
+
+    /// Carries out a transaction that is rendered while the program makes its chains. `chains` are all that it makes in the nat table.
+    pub(crate) fn restore_announced(
+        &self,
+        mut chains: Vec<&str>,
+        render: impl FnOnce() -> Transaction + Send,
+    ) -> Result<Transaction, RestoreError> {
+        // Two rules of an endpoint's own, and two that may lead to it.
+        let lines = chains.len().saturating_mul(4);
+        let rendered = OnceLock::new();
+        let write = |stdin: &mut dyn Write| {
+            announce(&mut chains, stdin)?;
+            Input::announced(rendered.get_or_init(render)).write_rest(stdin)
+        };
+        let finished = self.run_restore(lines, Box::new(write))?;
+        outcome(&finished, rendered.get().map(Input::announced).as_ref())?;
+        rendered.into_inner().ok_or_else(|| RestoreError::Other(finished.unread()))
+    }
+
+    /// Whether a transaction goes to the program in one piece.
+    pub(crate) fn takes_all_at_once(&self) -> bool {
+        self.chains_per_step == usize::MAX
+    }
+
+    fn run_restore(&self, lines: usize, write: process::Input<'_>) -> Result<Finished, RestoreError> {
+        let lines = u32::try_from(lines).unwrap_or(u32::MAX);
         let limit = self.limit + LIMIT_PER_LINE.saturating_mul(lines);
         let arguments = ["-w", LOCK_WAIT, "--noflush", "--counters"];
-        let input = Input::new(transaction, self.chains_per_step);
         let process = Process::new(&self.restore, &arguments, &self.environment);
-        let finished =
-            process.run(limit, Some(Box::new(|stdin| input.write_to(stdin)))).map_err(RestoreError::Other)?;
-        match finished.successful() {
-            Ok(()) => Ok(()),
-            Err(error @ Error::Failed { .. }) => match restore_error::rejected_lines(&finished.errors) {
-                lines if lines.is_empty() => Err(RestoreError::Other(error)),
-                lines => {
-                    Err(RestoreError::Lines(lines.into_iter().map(|line| explain(line, &input)).collect()))
-                }
-            },
-            Err(error) => Err(RestoreError::Other(error)),
-        }
+        process.run(limit, Some(write)).map_err(RestoreError::Other)
     }
 
     /// The error for refused lines, with the first of them in full.
@@ -260,6 +279,18 @@ impl Programs {
         let arguments = [&["-w", LOCK_WAIT], arguments].concat();
         Process::new(&self.iptables, &arguments, &self.environment).run(self.limit, None)
     }
+}
+
+/// What became of a restore; `input` is what the program read, if that much is known.
+fn outcome(finished: &Finished, input: Option<&Input<'_>>) -> Result<(), RestoreError> {
+    let Err(error) = finished.successful() else { return Ok(()) };
+    if let (Error::Failed { .. }, Some(input)) = (&error, input) {
+        let lines = restore_error::rejected_lines(&finished.errors);
+        if !lines.is_empty() {
+            return Err(RestoreError::Lines(lines.into_iter().map(|line| explain(line, input)).collect()));
+        }
+    }
+    Err(RestoreError::Other(error))
 }
 
 /// Finds out what a refused line is about.

@@ -276,6 +276,12 @@ impl Finished {
         Err(Error::Failed { command, status: self.status.clone(), message })
     }
 
+    /// The error for one that ended well without having read its input.
+    pub(super) fn unread(&self) -> Error {
+        let message = "it did not read what it was given".to_owned();
+        Error::Failed { command: self.command.clone(), status: self.status.clone(), message }
+    }
+
     /// Whether it failed because what it was asked about is not there.
     pub(super) fn tells_absence(&self) -> bool {
         const TEXTS: [&str; 4] = [

@@ -28,6 +28,12 @@ impl Port<'_> {
         reachable.map(|backend| target(backend.address())).collect()
     }
 
+    /// The names of the chains of [`Port::targets`].
+    pub(super) fn endpoint_names(&self) -> impl Iterator<Item = ServiceChain> {
+        let reachable = self.port.reachable().into_iter();
+        reachable.map(|backend| self.chains.endpoint(AddressText::new(backend.address()).as_str()))
+    }
+
     /// The rules of `chain` that choose one endpoint of a pool. `targets` holds at least the pool's.
     pub(super) fn dispatch_rules(
         &self,

@@ -18,7 +18,7 @@ use crate::names::{PortChains, Role};
 
 pub use fixed::{FixedRules, InvalidPackets, Mark};
 pub use frontends::{SharedChain, SharedLines};
-pub use own::OwnChains;
+pub use own::{OwnChains, own_chain_names};
 
 /// What the rules of every Service depend on, besides the Service.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -64,24 +64,48 @@ impl OwnChains {
     }
 }
 
-impl Port<'_> {
+/// The names of the chains that [`OwnChains`] would have, in the same order. They are known much sooner than the rules.
+pub fn own_chain_names(service: &ProxiedService, context: &Context, names: &mut Vec<ServiceChain>) {
+    for port in &service.ports {
+        let port = Port::new(port, context);
+        names.extend(port.roles().map(|(role, _)| port.chains.chain(role)));
+        names.extend(port.endpoint_names());
+    }
+}
+
+/// What fills the chain of a role.
+#[derive(Debug, Clone, Copy)]
+enum Content<'a> {
+    External(&'a Frontend),
+    Firewall,
+    Choice(PoolKind),
+}
+
+impl<'a> Port<'a> {
+    /// The chains that the port has, but for those of endpoints.
+    fn roles(&self) -> impl Iterator<Item = (Role, Content<'a>)> + use<'a> {
+        let port = self.port;
+        let external = port.frontends.iter().find(|frontend| frontend.exposure != Exposure::ClusterIp);
+        let external = external.or(port.withheld.as_deref()).filter(|_| port.has_endpoints);
+        let external = external.map(|frontend| (Role::External, Content::External(frontend)));
+        let firewall = self.has_firewall().then_some((Role::Firewall, Content::Firewall));
+        let choices = [(Role::Cluster, PoolKind::Cluster), (Role::Local, PoolKind::Local)];
+        let choices = choices.into_iter().filter(|(_, kind)| !port.pool(*kind).is_empty());
+        let choices = choices.map(|(role, kind)| (role, Content::Choice(kind)));
+        external.into_iter().chain(firewall).chain(choices)
+    }
+
     fn chains(&self, own: &mut OwnChains) {
-        let external = self.port.frontends.iter().find(|frontend| frontend.exposure != Exposure::ClusterIp);
-        let external = external.or(self.port.withheld.as_deref()).filter(|_| self.port.has_endpoints);
-        if let Some(external) = external {
-            own.add(self.chains.chain(Role::External), |rules| self.external_rules(external, rules));
-        }
-        if self.has_firewall() {
-            own.add(self.chains.chain(Role::Firewall), |rules| self.firewall_rules(rules));
-        }
         let targets = self.targets();
-        for (kind, role) in [(PoolKind::Cluster, Role::Cluster), (PoolKind::Local, Role::Local)] {
-            if self.port.pool(kind).is_empty() {
-                continue;
-            }
-            own.add(self.chains.chain(role), |rules| {
-                self.cluster_ip_masquerade(kind, rules);
-                self.dispatch_rules(self.chains.chain(role), self.port.pool(kind), &targets, rules);
+        for (role, content) in self.roles() {
+            let chain = self.chains.chain(role);
+            own.add(chain, |rules| match content {
+                Content::External(frontend) => self.external_rules(frontend, rules),
+                Content::Firewall => self.firewall_rules(rules),
+                Content::Choice(kind) => {
+                    self.cluster_ip_masquerade(kind, rules);
+                    self.dispatch_rules(chain, self.port.pool(kind), &targets, rules);
+                }
             });
         }
         self.endpoint_chains(&targets, own);
