@@ -51,18 +51,18 @@ pub(crate) fn run(effort: Effort, report: &mut Report) -> Result<()> {
     let [.., largest] = SERVICES;
     lanes.push(Lane::without_comments(Shape::new(largest, ENDPOINTS))?);
     lanes.push(Lane::beside_services(Shape::new(largest, ENDPOINTS))?);
-    let rounds = effort.choose(20, 150);
+    let rounds = effort.choose(100, 600);
     report.begin(&format!(
         "connections: {} through each of {} tables, in turns",
         rounds * BATCH,
         lanes.len()
     ));
     let mut dice = Dice::new();
-    for round in 0..rounds {
-        // There and back again: a machine that becomes slower is as unkind to the first as to the last.
-        let order: Vec<usize> =
-            if round % 2 == 0 { (0..lanes.len()).collect() } else { (0..lanes.len()).rev().collect() };
-        for index in order {
+    let mut order: Vec<usize> = (0..lanes.len()).collect();
+    for _ in 0..rounds {
+        // Who comes after whom changes, as what one leaves in the caches is in the way of the next.
+        dice.shuffle(&mut order);
+        for &index in &order {
             lanes[index].run(&mut dice)?;
         }
     }

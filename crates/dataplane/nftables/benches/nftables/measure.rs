@@ -83,6 +83,13 @@ impl Dice {
         self.0 ^= self.0 << 17;
         usize::try_from(self.0 >> 33).unwrap_or(0) % limit.max(1)
     }
+
+    /// Puts things into a random order.
+    pub(crate) fn shuffle<T>(&mut self, things: &mut [T]) {
+        for last in (1..things.len()).rev() {
+            things.swap(last, self.roll(last + 1));
+        }
+    }
 }
 
 /// Bytes that the kernel holds and cannot give back: where elements, hash tables, chains and rules are. The whole machine's, so that a
