@@ -62,7 +62,7 @@ pub(crate) const BASE_CHAINS: [(&str, ChainKind, Hook, i32); 8] = [
     ("nat-postrouting", ChainKind::Nat, Hook::Postrouting, 100),
 ];
 
-/// The base chains that look at source ranges.
+/// The base chains that look at source ranges, there only while some Service has any.
 const FIREWALL_CHAINS: [&str; 2] = ["filter-prerouting-pre-dnat", "filter-output-pre-dnat"];
 
 /// The rules of all chains.
@@ -98,7 +98,7 @@ impl Chains {
         }
     }
 
-    /// Lets new connections pass the source ranges. As long as no Service has any, they are spared the way.
+    /// Lets new connections pass the source ranges. As long as no Service has any, all packets are spared the hooks.
     pub(crate) fn add_firewall(&mut self) {
         for name in FIREWALL_CHAINS {
             self.chain(name, vec![rule![new_connection(), jump("firewall")]]);
@@ -107,7 +107,7 @@ impl Chains {
 
     /// Whether new connections pass the source ranges.
     pub(crate) fn has_firewall(&self) -> bool {
-        FIREWALL_CHAINS.iter().any(|name| self.rules(name).is_some_and(|rules| !rules.is_empty()))
+        FIREWALL_CHAINS.iter().any(|name| self.rules(name).is_some())
     }
 
     /// Every chain with its rules.
@@ -175,7 +175,6 @@ impl From<Vec<Expr>> for Part {
 
 impl Builder<'_> {
     fn base(&self, chains: &mut Chains) {
-        FIREWALL_CHAINS.iter().for_each(|name| chains.chain(name, Vec::new()));
         // What was translated has somewhere to go.
         let unserved = |chain| vec![rule![new_connection(), not_translated(), jump(chain)]];
         chains.chain("filter-input", unserved("input-checks"));
