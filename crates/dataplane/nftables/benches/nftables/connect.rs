@@ -35,6 +35,8 @@ const ENDPOINTS: usize = 4;
 
 /// Connections in a row before the next table has its turn; below what a listening socket queues.
 const BATCH: usize = 200;
+/// Connections of which the slowest hundredth is looked at: in a batch that would be two, and the timer alone hits one or two of them.
+const SAMPLE: usize = 10 * BATCH;
 /// As many more go first, to warm up what the others have pushed out of the caches.
 const WARM_UP: usize = 20;
 
@@ -117,7 +119,9 @@ struct Lane {
     listeners: Vec<TcpListener>,
     targets: Vec<SocketAddr>,
     connects: Times,
-    /// The 99th percentile of each batch. A disturbance of the machine slows one in a hundred connections of a few batches, not of all.
+    /// The latest connections, until there are enough of them for a percentile that hardly anything exceeds.
+    latest: Times,
+    /// The 99th percentile of each [`SAMPLE`]. A disturbance of the machine slows one in a hundred connections of some, not of all.
     slow: Times,
     /// How long each batch took, from opening its first socket to having closed its last.
     busy: Times,
@@ -195,14 +199,14 @@ impl Lane {
             Ok(listener)
         };
         let listeners = topology.pods()[1..].iter().map(listen).collect::<Result<_>>()?;
-        let (connects, slow, busy) = (Times::default(), Times::default(), Times::default());
-        Ok(Lane { kind, services, topology, listeners, targets, connects, slow, busy })
+        let [connects, latest, slow, busy] = std::array::from_fn(|_| Times::default());
+        Ok(Lane { kind, services, topology, listeners, targets, connects, latest, slow, busy })
     }
 
     /// One batch of connections.
     fn run(&mut self, dice: &mut Dice) -> Result<()> {
         let inside = self.topology.pod(0).namespace().enter()?;
-        let (mut batch, mut busy) = (Times::default(), Duration::ZERO);
+        let mut busy = Duration::ZERO;
         for number in 0..WARM_UP + BATCH {
             let target = self.targets[dice.roll(self.targets.len())];
             let start = Instant::now();
@@ -211,11 +215,13 @@ impl Lane {
             })?;
             if number >= WARM_UP {
                 self.connects.push(time);
-                batch.push(time);
+                self.latest.push(time);
                 busy += start.elapsed();
             }
         }
-        self.slow.push(batch.percentile(99));
+        if self.latest.len() >= SAMPLE {
+            self.slow.push(std::mem::take(&mut self.latest).percentile(99));
+        }
         self.busy.push(busy);
         drop(inside);
         // The handshakes are over; only the queues have to be emptied.

@@ -40,6 +40,10 @@ impl Times {
         self.0.push(time);
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// The duration that this share of all stays below.
     pub(crate) fn percentile(&self, percent: usize) -> Duration {
         let mut sorted = self.0.clone();
