@@ -12,6 +12,7 @@ pub mod engine;
 pub mod events;
 pub mod explain;
 pub mod flags;
+mod follow;
 pub mod health;
 pub mod host;
 pub mod http;

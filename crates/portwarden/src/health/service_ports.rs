@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hyper::StatusCode;
 use hyper::header::{HeaderName, HeaderValue};
@@ -20,10 +20,8 @@ use tracing::{debug, error};
 use super::state::SharedHealth;
 use crate::engine::HealthCheckPorts;
 use crate::events::Events;
+use crate::follow::is_due;
 use crate::http::{Answer, Handler, Limits, Sockets, bind, json, serve, with_header};
-
-/// A port that cannot be opened is tried again this often.
-const RETRY: Duration = Duration::from_secs(5);
 
 /// What the servers need from the rest of the program.
 #[derive(Clone)]
@@ -65,14 +63,8 @@ impl ServicePorts {
         loop {
             let present = wanted.borrow_and_update().clone();
             self.reconcile(&present).await;
-            let retry = !self.failed.is_empty();
-            tokio::select! {
-                changed = wanted.changed() => {
-                    if changed.is_err() {
-                        return;
-                    }
-                }
-                () = tokio::time::sleep(RETRY), if retry => {}
+            if !is_due(&mut wanted, !self.failed.is_empty()).await {
+                return;
             }
         }
     }
@@ -183,6 +175,7 @@ fn answer(service: &NamespacedName, count: usize, healthy: bool) -> Answer {
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroU16;
+    use std::time::Duration;
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit};
 use portwarden_model::{Family, PerFamily};
@@ -13,6 +12,7 @@ use tracing::{debug, error, trace};
 
 use super::listener::{Listener, Shared};
 use crate::engine::{LoopbackPort, LoopbackPorts};
+use crate::follow::is_due;
 use crate::http::{Sockets, bind};
 use crate::metrics::LoopbackMetrics;
 
@@ -22,9 +22,6 @@ const CONNECTIONS: usize = 1024;
 /// Of the descriptors that the process may open, one part in so many may be taken by each end of all connections: watches and health
 /// checks need some, too.
 const SHARE_OF_DESCRIPTORS: usize = 4;
-
-/// A port that cannot be opened is tried again this often.
-const RETRY: Duration = Duration::from_secs(5);
 
 /// What the proxy needs from the rest of the program.
 pub struct LoopbackContext {
@@ -55,14 +52,8 @@ impl LoopbackProxy {
         loop {
             let present = wanted.borrow_and_update().clone();
             self.reconcile(&present).await;
-            let retry = !self.failed.is_empty();
-            tokio::select! {
-                changed = wanted.changed() => {
-                    if changed.is_err() {
-                        return;
-                    }
-                }
-                () = tokio::time::sleep(RETRY), if retry => {}
+            if !is_due(&mut wanted, !self.failed.is_empty()).await {
+                return;
             }
         }
     }
