@@ -167,6 +167,8 @@ impl App {
         let mut file = ConfigFile::follow(self.order.flags.config_file());
         loop {
             tokio::select! {
+                // In this order: when the engine gives up, the source ends, too, and is not to be blamed.
+                biased;
                 signal = signals.next() => match signal {
                     Signal::Reload => self.reload().await,
                     Signal::Quit => {
@@ -179,11 +181,11 @@ impl App {
                         return self.stop().await;
                     }
                 },
-                () = file.changed() => self.reload().await,
                 ended = &mut self.engine_ended => {
                     ended.context("the engine's thread ended without a word")?.context("the engine gave up")?;
                     bail!("the engine ended by itself");
                 }
+                () = file.changed() => self.reload().await,
                 () = self.source.ended() => bail!("the source of objects ended by itself"),
             }
         }
