@@ -94,6 +94,11 @@ fn every_protocol_is_refused_and_counted_where_no_proxy_listens() {
         }
         assert_eq!(counted(&node, family), [(Protocol::Tcp, 2), (Protocol::Udp, 2), (Protocol::Sctp, 0)]);
     }
+    let chain = node.nft(&["list", "chain", "ip", "kube-proxy", "nodeport-endpoints-check"]);
+    assert!(
+        chain.contains("counter name \"localhost-nodeport-rejected-sctp\" goto refuse"),
+        "nft can list it: {chain}"
+    );
     let own = SocketAddr::new(node.topology.node().ip().v4.into(), SERVED);
     assert!(node.topology.outside().tcp(own).unwrap().is_answered(), "node ports work as ever");
 }

@@ -2,7 +2,7 @@
 //! offers those of TCP through a proxy in user space, if a feature gate is on.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use portwarden_model::{Family, NodePortRange, Protocol};
 use tracing::{debug, info};
@@ -25,11 +25,15 @@ pub(super) fn show_rejected(settled: &Settled, metrics: &LoopbackMetrics) -> Res
     if !proxied(settled) {
         return Ok(());
     }
-    metrics.show(Box::new(|| Family::BOTH.into_iter().flat_map(rejected).collect()))
+    metrics.show(Box::new(|| {
+        let until = Instant::now() + SCRAPE;
+        Family::BOTH.into_iter().flat_map(|family| rejected(family, until)).collect()
+    }))
 }
 
-fn rejected(family: Family) -> Vec<(Family, Protocol, u64)> {
-    match portwarden_nftables::localhost_rejected_packets(family, SCRAPE) {
+fn rejected(family: Family, until: Instant) -> Vec<(Family, Protocol, u64)> {
+    let patience = until.saturating_duration_since(Instant::now());
+    match portwarden_nftables::localhost_rejected_packets(family, patience) {
         Ok(packets) => packets.into_iter().map(|(protocol, count)| (family, protocol, count)).collect(),
         Err(error) => {
             debug!(ipFamily = %family, err = chain(&error), "Cannot read counters of nftables");
