@@ -28,6 +28,7 @@ use crate::workload::{ENDPOINT_PORT, SERVICE_PORT, Shape, Workload};
 
 const SECTION: &str = "connecting from a pod to a service on the same node, IPv4";
 const COMMENTS: &str = "layout: comments on the elements of frontends";
+const NOISE: &str = "what a ratio means here: kube-proxy's layout twice, one as if it were ours";
 
 /// How many services there are; each has [`ENDPOINTS`].
 const SERVICES: [usize; 3] = [1, 5_000, 30_000];
@@ -50,7 +51,9 @@ pub(crate) fn run(effort: Effort, report: &mut Report) -> Result<()> {
             lanes.push(Lane::kube_proxy(shape, effort, report)?);
         }
     }
-    let [.., largest] = SERVICES;
+    let [smallest, .., largest] = SERVICES;
+    let again = Lane::kube_proxy(Shape::new(smallest, ENDPOINTS), effort, report)?;
+    lanes.push(Lane { kind: Kind::KubeProxyAgain, ..again });
     lanes.push(Lane::without_comments(Shape::new(largest, ENDPOINTS))?);
     lanes.push(Lane::beside_services(Shape::new(largest, ENDPOINTS))?);
     let rounds = effort.choose(100, 600);
@@ -80,16 +83,21 @@ fn tell(lanes: &[Lane], report: &mut Report) {
                 Kind::Direct => Side::Direct,
                 Kind::Ours => Side::Ours,
                 Kind::KubeProxy => Side::Baseline,
-                Kind::WithoutComments | Kind::BesideServices => continue,
+                Kind::KubeProxyAgain | Kind::WithoutComments | Kind::BesideServices => continue,
             };
             lane.tell(SECTION, &subject, side, report);
         }
     }
-    let [.., largest] = SERVICES;
+    let [smallest, .., largest] = SERVICES;
+    let same = format!("{smallest} services x {ENDPOINTS}");
     let subject = format!("{largest} services x {ENDPOINTS}");
     let beside = format!("no service, beside {largest}");
     for lane in lanes {
         match lane.kind {
+            Kind::KubeProxyAgain => lane.tell(NOISE, &same, Side::Ours, report),
+            Kind::KubeProxy if lane.services == Some(smallest) => {
+                lane.tell(NOISE, &same, Side::Baseline, report);
+            }
             Kind::Direct => lane.tell(SECTION, &beside, Side::Direct, report),
             Kind::BesideServices => lane.tell(SECTION, &beside, Side::Ours, report),
             _ if lane.services != Some(largest) => {}
@@ -105,6 +113,8 @@ enum Kind {
     Direct,
     Ours,
     KubeProxy,
+    /// The same once more.
+    KubeProxyAgain,
     WithoutComments,
     /// Direct, through a node that has our table.
     BesideServices,
