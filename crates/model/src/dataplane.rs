@@ -43,6 +43,8 @@ pub struct Report {
     pub written: usize,
     /// Services that the kernel refused; everything else was committed. They are to be tried again.
     pub isolated: Vec<Isolated>,
+    /// While this was written, nobody listened to what others did: only another full sync can tell whether they did anything.
+    pub unwatched: bool,
     /// What this mode counts, by metric name without prefix, for example `iptables_total` by table.
     pub gauges: Vec<Gauge>,
 }

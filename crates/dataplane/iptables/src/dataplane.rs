@@ -30,6 +30,9 @@ const LARGE_CLUSTER_ENDPOINTS: usize = 1000;
 /// After this time without a full sync, one is made to repair what others may have changed.
 const FULL_SYNC_PERIOD: Duration = Duration::from_secs(3600);
 
+/// From so many rules on it is not listened to notifications of our own changes: the kernel takes long to make them, and loses some.
+const QUIET_FROM: usize = 8_000;
+
 /// How often a sync sets aside what was refused and tries again with the rest.
 const ATTEMPTS: usize = 16;
 
@@ -50,6 +53,8 @@ pub struct IptablesDataplane {
     last_full: Option<Instant>,
     localhost_allowed: bool,
     monitor: Monitor,
+    /// Whether a sync wrote so much that it did not listen to others.
+    unwatched: bool,
     /// Services that the kernel refused.
     refused: Refused,
     failures: Arc<Failures>,
@@ -107,6 +112,7 @@ impl IptablesDataplane {
             last_full: None,
             localhost_allowed: false,
             monitor: Monitor::new(options.sync_period, watch(family, variant))?,
+            unwatched: false,
             refused: Refused::default(),
             failures: Arc::default(),
             options,
@@ -120,16 +126,17 @@ impl IptablesDataplane {
 
     /// Like [`Dataplane::sync`], with a time of the caller's choice.
     pub fn sync_at(&mut self, now: Instant, desired: &Desired, changes: &Changes) -> Result<Report, Error> {
-        self.monitor.pause(now);
+        self.monitor.listen(now);
         let full = changes.full || !self.trusted || self.is_full_sync_due(now);
         let result = if full { self.sync_fully(desired) } else { self.sync_partly(desired, changes) };
         self.trusted = result.is_ok();
         let fully = result.as_ref().is_ok_and(|report| report.full);
         if fully {
             self.last_full = Some(now);
+            self.monitor.forget();
         }
-        self.monitor.resume(fully);
-        result
+        let unwatched = std::mem::take(&mut self.unwatched);
+        result.map(|report| Report { unwatched, ..report })
     }
 
     /// Anything that is refused unexpectedly turns this into a full sync: perhaps the tables are not what they are thought to be.
@@ -229,9 +236,14 @@ impl IptablesDataplane {
         report(transaction, &self.installed, isolated)
     }
 
-    fn restore(&self, transaction: &Transaction) -> Result<(), RestoreError> {
+    fn restore(&mut self, transaction: &Transaction) -> Result<(), RestoreError> {
         if transaction.is_empty() {
             return Ok(());
+        }
+        if transaction.len() >= QUIET_FROM {
+            let (restored, deaf) = self.monitor.deaf(|| self.programs.restore(transaction));
+            self.unwatched |= deaf;
+            return self.counted(restored);
         }
         self.counted(self.programs.restore(transaction))
     }
@@ -323,5 +335,5 @@ fn report(transaction: &Transaction, installed: &Ruleset, isolated: Vec<Isolated
         gauge("sync_proxy_rules_iptables_last", Table::Filter, transaction.filter.rules()),
         gauge("sync_proxy_rules_iptables_last", Table::Nat, transaction.nat.rules()),
     ];
-    Report { full: false, written: transaction.len(), isolated, gauges }
+    Report { written: transaction.len(), isolated, gauges, ..Report::default() }
 }

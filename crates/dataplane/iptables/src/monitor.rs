@@ -84,26 +84,26 @@ impl Monitor {
         flushed
     }
 
-    /// Does not listen to changes until [`resume`](Self::resume): they are our own.
-    pub(crate) fn pause(&mut self, now: Instant) {
-        self.listen(now);
-        if let Some(watch) = &self.watch {
-            watch.pause();
-        }
+    /// What others changed is put right: it was before a full sync.
+    pub(crate) fn forget(&mut self) {
+        self.changed = None;
     }
 
-    /// Listens again. What others changed before a full sync does not matter after it.
-    pub(crate) fn resume(&mut self, after_full_sync: bool) {
-        if after_full_sync {
-            self.changed = None;
-        }
-        if let Some(watch) = &self.watch {
-            watch.resume();
+    /// Does not listen while `work` is done, if that is possible. Says whether it was.
+    pub(crate) fn deaf<T>(&self, work: impl FnOnce() -> T) -> (T, bool) {
+        match &self.watch {
+            Some(watch) => {
+                watch.pause();
+                let result = work();
+                watch.resume();
+                (result, true)
+            }
+            None => (work(), false),
         }
     }
 
     /// Reads what the kernel told, and sets the timer if that matters.
-    fn listen(&mut self, now: Instant) {
+    pub(crate) fn listen(&mut self, now: Instant) {
         let Some(text) = self.watch.as_mut().and_then(Watch::read) else { return };
         if self.changed.is_none() {
             self.changed = Some((text, now));

@@ -5,13 +5,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use portwarden_model::Family;
 use portwarden_netlink::nftables::{self, Change, Event, Expr, Notice, Subject, TableId, Verdict};
 
+use crate::command::was_started_here;
 use crate::names::{
     CANARY, EXTERNAL_SERVICES, FIREWALL, FORWARD, MARK_MASQ, NODE_PORTS, POSTROUTING, PROXY_FIREWALL,
     SERVICES, is_service_chain,
 };
 use crate::table::Table;
 
-/// A subscription to changes of the packet filter. Our own changes are not told: it is paused around them.
+/// A subscription to changes of the packet filter. Our own changes are known by the number of the program that makes them; around
+/// large ones it is paused.
 #[derive(Debug)]
 pub(crate) struct Watch {
     monitor: nftables::Monitor,
@@ -40,6 +42,7 @@ impl Watch {
         let tables = &self.tables;
         let read = self.monitor.read(|notice| {
             let touched = match &notice {
+                Notice::Event(event) if was_started_here(event.port) => None,
                 Notice::Event(event) => touched(event, tables),
                 Notice::Missed => Some("more changes than could be followed".to_owned()),
             };
@@ -77,16 +80,16 @@ fn touched(event: &Event, tables: &[TableId; 2]) -> Option<String> {
             Some(format!("table {} was removed", table.object.id.name))
         }
         Subject::Chain(chain)
-            if tables.contains(&chain.object.table) && is_ours(&chain.object.name, gone) =>
+            if tables.contains(&chain.object.table) && is_our_chain(&chain.object.name, gone) =>
         {
             Some(format!("chain {} was {verb}", chain.object.name))
         }
         Subject::Rule(rule) if tables.contains(&rule.object.table) => {
             let rule = &rule.object;
-            if is_ours(&rule.chain, gone) {
+            if is_our_chain(&rule.chain, gone) {
                 return Some(format!("a rule of chain {} was {verb}", rule.chain));
             }
-            let to = rule.expressions.iter().find_map(target).filter(|to| gone && is_ours(to, gone))?;
+            let to = rule.expressions.iter().find_map(target).filter(|to| gone && is_our_chain(to, gone))?;
             Some(format!("the rule of chain {} that leads to {to} was removed", rule.chain))
         }
         _ => None,
@@ -101,7 +104,7 @@ fn target(expression: &Expr) -> Option<&str> {
 }
 
 /// The kubelet fills one of our chains too, so only what is taken from it matters.
-fn is_ours(chain: &str, gone: bool) -> bool {
+fn is_our_chain(chain: &str, gone: bool) -> bool {
     const FIXED: [&str; 8] =
         [SERVICES, EXTERNAL_SERVICES, FORWARD, NODE_PORTS, PROXY_FIREWALL, POSTROUTING, MARK_MASQ, CANARY];
     FIXED.contains(&chain) || is_service_chain(chain) || (gone && chain == FIREWALL)

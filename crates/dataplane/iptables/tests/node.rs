@@ -185,6 +185,43 @@ fn what_others_change_is_noticed_at_once_in_the_nft_variant() {
     }
 }
 
+/// Whoever flushes does not wait for us.
+#[test]
+fn what_others_change_during_a_sync_is_noticed_too() {
+    let mut cluster = large_cluster(20, 3);
+    let tables = Tables::new("meanwhile", Variant::Nft);
+    let mut dataplane = tables.dataplane(Family::V4, Options::default());
+    full_sync(&mut dataplane, &tables, &cluster);
+    for round in 0..12u64 {
+        cluster.apply(slice(0, if round % 2 == 0 { 4 } else { 3 }));
+        let changes = cluster.resolve();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(3 * round));
+                tables.run(Family::V4, "", &["-w", "5", "-t", "nat", "-F", "KUBE-SERVICES"], "").unwrap();
+            });
+            sync(&mut dataplane, &tables, &cluster, &changes[Family::V4]).unwrap();
+        });
+        let told = wait_for_tampering(&mut dataplane, &tables);
+        assert!(told.contains("KUBE-SERVICES"), "round {round}: {told}");
+        sync(&mut dataplane, &tables, &cluster, &Changes::default()).unwrap();
+    }
+}
+
+/// While much is written nobody listens; the engine is asked to look again.
+#[test]
+fn a_large_write_is_followed_by_another_look() {
+    let cluster = large_cluster(200, 20);
+    for variant in VARIANTS {
+        let tables = Tables::new("large", variant);
+        let mut dataplane = tables.dataplane(Family::V4, Options::default());
+        let report = sync(&mut dataplane, &tables, &cluster, &Changes::everything()).unwrap();
+        assert_eq!(report.unwatched, variant == Variant::Nft, "{variant}: it is not listened to at all");
+        let report = sync(&mut dataplane, &tables, &cluster, &Changes::everything()).unwrap();
+        assert_eq!((report.written, report.unwatched), (0, false), "{variant}");
+    }
+}
+
 fn wait_for_tampering(dataplane: &mut IptablesDataplane, tables: &Tables) -> String {
     let _inside = tables.namespace.enter().unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);

@@ -85,7 +85,7 @@ impl Nftables {
         let mut isolated = Vec::new();
         loop {
             match self.write_all(&desired.node, &wanted) {
-                Ok(written) => return Ok(Report { full: true, written, isolated, gauges: Vec::new() }),
+                Ok(written) => return Ok(Report { full: true, written, isolated, ..Report::default() }),
                 Err(failed) => match self.exclude(failed, &mut wanted, &mut isolated)? {
                     Excluded::Some => {}
                     // The kernel does not say whose fault it is: write the rules alone, then find out with ever smaller groups.
@@ -97,7 +97,7 @@ impl Nftables {
                         let written =
                             self.write_all(&desired.node, &wanted).map_err(|failed| self.fatal(failed))?;
                         let written = written + self.write_groups(&names, &mut isolated)?;
-                        return Ok(Report { full: true, written, isolated, gauges: Vec::new() });
+                        return Ok(Report { full: true, written, isolated, ..Report::default() });
                     }
                 },
             }
@@ -110,7 +110,7 @@ impl Nftables {
         let mut isolated = Vec::new();
         loop {
             match self.write_changes(changes.node.then_some(&desired.node), &wanted) {
-                Ok(written) => return Ok(Report { full: false, written, isolated, gauges: Vec::new() }),
+                Ok(written) => return Ok(Report { written, isolated, ..Report::default() }),
                 Err(Failed::Rejected(rejected, _)) if is_out_of_step(&rejected) => {
                     return self.sync_all(desired);
                 }
@@ -212,7 +212,8 @@ impl Dataplane for Nftables {
         } else {
             self.sync_changes(desired, changes)
         };
-        Ok(report?)
+        let unwatched = self.kernel.take_unwatched();
+        Ok(Report { unwatched, ..report? })
     }
 
     fn watch_fd(&self) -> Option<BorrowedFd<'_>> {

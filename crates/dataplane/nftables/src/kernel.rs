@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use portwarden_model::{Backend, Family};
 use portwarden_netlink::nftables::{
-    self, Change, Client, Event, Image, Monitor, Notice, Subject, TableId, Transaction, Value,
+    self, Batch, Change, Client, Event, Image, Monitor, Notice, Subject, TableId, Transaction, Value,
 };
 use portwarden_netlink::{Errno, Result};
 
@@ -23,6 +23,7 @@ pub(crate) struct Kernel {
     client: Client,
     watch: Watch,
     table: TableId,
+    unwatched: bool,
 }
 
 /// What the kernel has under the name of our table.
@@ -44,7 +45,7 @@ impl Kernel {
         shared.ports.insert(client.port());
         shared.tables.insert(table.clone(), None);
         drop(shared);
-        Ok(Kernel { client, watch, table })
+        Ok(Kernel { client, watch, table, unwatched: false })
     }
 
     pub(crate) fn table(&self) -> &TableId {
@@ -91,15 +92,23 @@ impl Kernel {
 
     /// Commits whole; on an error the kernel took nothing.
     pub(crate) fn commit(&mut self, transaction: &Transaction) -> Result<()> {
-        let quiet = transaction.element_count() >= QUIET_FROM;
-        if quiet {
-            self.watch.shared().monitor.pause()?;
+        if transaction.element_count() < QUIET_FROM {
+            return self.client.commit(transaction);
         }
-        let outcome = self.client.commit(transaction);
-        if quiet {
-            self.watch.shared().monitor.resume()?;
-        }
+        let batch = Batch::encode(transaction)?;
+        let before = self.client.generation()?.id;
+        self.watch.shared().monitor.pause()?;
+        let outcome = self.client.commit_encoded(transaction, &batch);
+        self.watch.shared().monitor.resume()?;
+        // The kernel counts transactions: more than ours means that others were at work while nobody listened.
+        let expected = before.wrapping_add(u32::from(outcome.is_ok()));
+        self.unwatched |= self.client.generation()?.id != expected;
         outcome
+    }
+
+    /// Whether others changed something, in whatever table, while a large transaction was committed.
+    pub(crate) fn take_unwatched(&mut self) -> bool {
+        std::mem::take(&mut self.unwatched)
     }
 
     /// Reads notifications. Tells what others changed in our table, if they did.

@@ -3,9 +3,11 @@
 
 mod common;
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use common::{Node, web};
+use portwarden_netlink::nftables::{self, Client, Table, TableId, Transaction};
 use portwarden_testkit::{Topology, Transport, wait};
 use serde_json::json;
 
@@ -142,6 +144,42 @@ fn a_service_that_cannot_be_written_does_not_hold_up_the_others() {
     assert_eq!(report.v4.isolated[0].service.to_string(), "demo/huge");
     assert!(report.v4.isolated[0].reason.contains("17000"), "{report:?}");
     assert!(node.topology.outside().tcp("10.96.0.1:80".parse().unwrap()).unwrap().is_answered());
+}
+
+/// Notifications are off during a large change, so it is told if others changed anything meanwhile.
+#[test]
+fn others_at_work_during_a_large_change_are_suspected() {
+    let mut node = serving(1);
+    let many: Vec<String> = (0..900).map(|n| format!("10.245.{}.{}", n / 250, n % 250 + 1)).collect();
+    node.service(web("10.96.0.1", json!({})));
+    node.endpoints("web", &many);
+    assert!(!node.sync().v4.unwatched, "nobody else was there");
+    let inside = node.topology.node().namespace().clone();
+    let over = AtomicBool::new(false);
+    let others = || {
+        let _inside = inside.enter().unwrap();
+        let mut client = Client::open().unwrap();
+        let table = TableId::new(nftables::Family::Ip, "others");
+        let mut transaction = Transaction::new();
+        transaction.add(Table::new(&table));
+        transaction.delete(Table::new(&table));
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !over.load(Ordering::Relaxed) && Instant::now() < deadline {
+            client.commit(&transaction).unwrap();
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(others);
+        let suspected = wait::until(Duration::from_secs(20), "a suspicion", || {
+            node.restart();
+            node.sync().v4.unwatched.then_some(())
+        });
+        over.store(true, Ordering::Relaxed);
+        suspected.unwrap();
+    });
+    node.restart();
+    assert!(!node.sync().v4.unwatched);
 }
 
 #[test]

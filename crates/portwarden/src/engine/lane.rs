@@ -12,6 +12,11 @@ use super::repair::Repair;
 /// Everything is compared with the kernel at least this often, whatever was heard of it.
 pub const FULL_EVERY: Duration = Duration::from_secs(3600);
 
+/// How long after a write that nobody watched over everything is compared with the kernel: no sooner than this, and so that it takes a
+/// small part of the time.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const LOOK_AGAIN_SHARE: u32 = 20;
+
 /// One dataplane and its work.
 pub(super) struct Lane {
     dataplane: Box<dyn Dataplane>,
@@ -21,6 +26,8 @@ pub(super) struct Lane {
     repair: Repair,
     isolation: Isolation,
     last_full: Option<Instant>,
+    /// When to compare everything with the kernel, as others may have been at work unseen.
+    look_again: Option<Instant>,
     failures: u32,
 }
 
@@ -69,6 +76,7 @@ impl Lane {
             repair: Repair::default(),
             isolation: Isolation::default(),
             last_full: None,
+            look_again: None,
             failures: 0,
         }
     }
@@ -118,7 +126,8 @@ impl Lane {
         if self.failures > 0 {
             return self.pacer.next_run();
         }
-        [self.pacer.next_run(), self.repair.next(now), self.isolation.next()].into_iter().flatten().min()
+        let others = [self.repair.next(now), self.isolation.next(), self.look_again];
+        others.into_iter().chain([self.pacer.next_run()]).flatten().min()
     }
 
     pub(super) fn is_due(&self, now: Instant) -> bool {
@@ -127,7 +136,8 @@ impl Lane {
 
     /// Adds what is to be done again by now, apart from new changes.
     pub(super) fn wake(&mut self, now: Instant) {
-        if self.last_full.is_some_and(|at| at + FULL_EVERY <= now) {
+        let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if is_due(self.last_full.map(|at| at + FULL_EVERY)) || is_due(self.look_again) {
             self.pending.full = true;
         }
         self.pending.services.extend(self.isolation.due(now).cloned());
@@ -173,7 +183,11 @@ impl Lane {
         let changes = std::mem::take(&mut self.pending);
         if changes.full || report.full {
             self.last_full = Some(ended);
+            self.look_again = None;
             self.repair.done(ended, took);
+        }
+        if report.unwatched && self.look_again.is_none() {
+            self.look_again = Some(ended + LOOK_AGAIN.max(took * LOOK_AGAIN_SHARE));
         }
         let isolated = std::mem::take(&mut report.isolated);
         let refused = self.isolation.report(&changes, isolated, ended, self.pacing.sync_period);

@@ -20,6 +20,8 @@ use crate::transaction::Transaction;
 
 use process::{Finished, Process};
 
+pub(crate) use process::was_started_here;
+
 /// Seconds that the programs wait for the lock of the legacy variant.
 const LOCK_WAIT: &str = "5";
 

@@ -1,5 +1,6 @@
 //! Runs one program to its end: input written, output read, time limited.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
@@ -7,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,6 +33,40 @@ const BUFFER_BYTES: usize = 64 * 1024;
 /// The kernel wakes whoever waits for a pipe for every page of it. So much time lets more come together, and is too short for a wide
 /// pipe to run full or empty.
 const PAUSE: Duration = Duration::from_millis(5);
+
+/// How long the number of a program is remembered after its end. What it did is told at once, and the number is not given again soon.
+const REMEMBERED: Duration = Duration::from_secs(60);
+
+/// The programs that this process started, by number, with the time of their end.
+static STARTED: Mutex<BTreeMap<u32, Option<Instant>>> = Mutex::new(BTreeMap::new());
+
+/// Whether a process is, or was not long ago, one of the programs that this process started.
+pub(crate) fn was_started_here(id: u32) -> bool {
+    started().contains_key(&id)
+}
+
+fn started() -> MutexGuard<'static, BTreeMap<u32, Option<Instant>>> {
+    // Nothing is half done under this lock.
+    STARTED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A program that is remembered while it runs and a little longer.
+struct Remembered(u32);
+
+impl Remembered {
+    fn new(child: &Child) -> Self {
+        let mut started = started();
+        started.retain(|_, end| end.is_none_or(|end| end.elapsed() < REMEMBERED));
+        started.insert(child.id(), None);
+        Remembered(child.id())
+    }
+}
+
+impl Drop for Remembered {
+    fn drop(&mut self) {
+        started().insert(self.0, Some(Instant::now()));
+    }
+}
 
 /// Writes what a program is to read.
 pub(super) type Input<'a> = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + Send + 'a>;
@@ -84,6 +120,7 @@ impl Process {
             program: self.command.get_program().to_string_lossy().into_owned(),
             source,
         })?;
+        let _remembered = Remembered::new(&child);
         let pipe = |source| Error::Pipe { command: self.text.clone(), source };
         let running = tracing::debug_span!("program", command = %self.text).entered();
         let said = converse(&mut child, input, output, deadline);

@@ -48,6 +48,8 @@ pub(super) struct Call {
 pub(super) enum Reply {
     Fail(&'static str),
     Refuse(Vec<Isolated>),
+    /// Works, but nobody listened to others meanwhile.
+    Unwatched,
 }
 
 /// The strings on a fake.
@@ -102,6 +104,7 @@ impl Dataplane for Fake {
         match self.strings.replies.lock().unwrap().pop_front() {
             Some(Reply::Fail(why)) => Err(why.into()),
             Some(Reply::Refuse(isolated)) => Ok(Report { isolated, ..report }),
+            Some(Reply::Unwatched) => Ok(Report { unwatched: true, ..report }),
             None => Ok(report),
         }
     }

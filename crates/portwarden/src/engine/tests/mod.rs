@@ -160,6 +160,22 @@ fn what_others_change_is_put_back_at_once_but_a_fight_does_not_spin() {
 }
 
 #[test]
+fn after_a_write_that_nobody_watched_over_everything_is_compared_once() {
+    let mut bench = Bench::synced(web());
+    bench.pass(SECOND);
+    bench.v4.calls();
+    bench.v4.reply(Reply::Unwatched);
+    bench.engine.apply(vec![slice("web", 9, "TCP", |_| {})]);
+    bench.pass(900 * MILLI);
+    let calls = bench.v4.calls();
+    assert!(matches!(calls.as_slice(), [call] if !call.changes.full), "{calls:?}");
+    bench.pass(10 * SECOND);
+    let calls = bench.v4.calls();
+    assert!(matches!(calls.as_slice(), [call] if call.changes.full), "{calls:?}");
+    assert_eq!(bench.metric("portwarden_tampering_total{ip_family=\"IPv4\"}"), None, "nobody is accused");
+}
+
+#[test]
 fn a_refused_service_is_told_once_and_tried_again() {
     let mut bench = Bench::synced(web());
     let refused = Isolated { service: name("web"), reason: "no room".to_owned() };
