@@ -6,13 +6,14 @@ TEST_THREADS ?= 3
 DURATION ?= 10m
 BENCH ?= full
 
-.PHONY: help demo test bench lint fmt build soak setup clean
+.PHONY: help demo test bench lint fmt build soak other-kernel setup clean
 
 help:
 	@echo "make demo    build, and watch Portwarden serve a small cluster in network namespaces (needs root)"
 	@echo "make test    the whole test suite (needs root)"
 	@echo "make bench   benchmarks with their baselines; BENCH=quick for a short run (needs root)"
 	@echo "make soak    random events, faults and restarts under traffic for DURATION=$(DURATION) (needs root)"
+	@echo "make other-kernel    kernel tests on Debian's kernel in a virtual machine: an older one, with IPVS (needs root)"
 	@echo "make lint    format, clippy, licences"
 	@echo "make fmt     format the code"
 	@echo "make build   the release binary, target/release/portwarden"
@@ -47,6 +48,9 @@ bench: setup
 soak: build
 	@scripts/need-root
 	@DURATION=$(DURATION) scripts/soak
+
+other-kernel: setup
+	@scripts/other-kernel
 
 lint:
 	@scripts/setup lint
