@@ -17,8 +17,9 @@ use crate::saved::{Saved, SavedTables};
 use crate::table::Table;
 use crate::transaction::Transaction;
 
-/// Tables without Services are read within this time; if not, there are some, or the machine is busy.
-const EMPTY_TABLES: Duration = Duration::from_millis(4);
+/// Tables without Services are read within this time, usually a tenth of it; if not, there are some, and reading them takes longer than
+/// rendering.
+const EMPTY_TABLES: Duration = Duration::from_millis(15);
 
 /// What the tables need.
 pub(crate) enum Needed {
@@ -52,7 +53,7 @@ pub(crate) fn look(
         let is_reading = || nat.as_ref().is_ok_and(|nat| !nat.is_finished());
         let names = programs.takes_all_at_once().then(|| Names::new(pending));
         while names.is_some() && is_reading() && start.elapsed() < EMPTY_TABLES {
-            thread::sleep(EMPTY_TABLES / 40);
+            thread::sleep(EMPTY_TABLES / 100);
         }
         let draft = (names.is_none() || is_reading()).then(|| {
             let mut draft = Draft::new(pending, family);
