@@ -31,7 +31,7 @@ const LARGE_CLUSTER_ENDPOINTS: usize = 1000;
 const FULL_SYNC_PERIOD: Duration = Duration::from_secs(3600);
 
 /// From so many rules on it is not listened to notifications of our own changes: the kernel takes long to make them, and loses some.
-const QUIET_FROM: usize = 8_000;
+const QUIET_FROM: usize = 10_000;
 
 /// How often a sync sets aside what was refused and tries again with the rest.
 const ATTEMPTS: usize = 16;

@@ -26,6 +26,8 @@ pub(super) struct Lane {
     repair: Repair,
     isolation: Isolation,
     last_full: Option<Instant>,
+    /// How long that took.
+    full_took: Duration,
     /// When to compare everything with the kernel, as others may have been at work unseen.
     look_again: Option<Instant>,
     failures: u32,
@@ -76,6 +78,7 @@ impl Lane {
             repair: Repair::default(),
             isolation: Isolation::default(),
             last_full: None,
+            full_took: Duration::ZERO,
             look_again: None,
             failures: 0,
         }
@@ -182,12 +185,12 @@ impl Lane {
     fn done(&mut self, mut report: Report, ended: Instant, took: Duration) -> Done {
         let changes = std::mem::take(&mut self.pending);
         if changes.full || report.full {
-            self.last_full = Some(ended);
+            (self.last_full, self.full_took) = (Some(ended), took);
             self.look_again = None;
             self.repair.done(ended, took);
         }
         if report.unwatched && self.look_again.is_none() {
-            self.look_again = Some(ended + LOOK_AGAIN.max(took * LOOK_AGAIN_SHARE));
+            self.look_again = Some(ended + LOOK_AGAIN.max(self.full_took * LOOK_AGAIN_SHARE));
         }
         let isolated = std::mem::take(&mut report.isolated);
         let refused = self.isolation.report(&changes, isolated, ended, self.pacing.sync_period);
