@@ -166,7 +166,8 @@ fn others_at_work_during_a_large_change_are_suspected() {
         let deadline = Instant::now() + Duration::from_secs(30);
         while !over.load(Ordering::Relaxed) && Instant::now() < deadline {
             client.commit(&transaction).unwrap();
-            std::thread::sleep(Duration::from_millis(2));
+            // Slow enough for a listing in between.
+            std::thread::sleep(Duration::from_millis(20));
         }
     };
     std::thread::scope(|scope| {
