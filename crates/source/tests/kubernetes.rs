@@ -590,19 +590,31 @@ async fn a_proxy_is_used() {
 
 #[tokio::test]
 async fn requests_are_observed() {
-    let server = server(|_, seen| all_is_well(seen)).await;
+    let busy = |number: usize, seen: &Seen| match number {
+        0 => Reply::status(503, "ServiceUnavailable", "later"),
+        _ => all_is_well(seen),
+    };
+    let server = server(busy).await;
     let codes = Arc::new(Mutex::new(Vec::new()));
     let noted = codes.clone();
     let observer = move |seen: &portwarden_source::kubernetes::Observation<'_>| {
-        noted.lock().expect("no panic").push((seen.method.to_owned(), seen.host.to_owned(), seen.code));
+        assert!(seen.resolutions.is_empty(), "the address is a number");
+        noted.lock().expect("no panic").push((
+            seen.method.to_owned(),
+            seen.host.to_owned(),
+            seen.code,
+            seen.repeats,
+        ));
     };
     let client =
         Client::new(master(&server.url), Some(Arc::new(observer))).await.expect("the address is good");
     Follower::start(client, "node-a").until_listed().await;
     let codes = codes.lock().expect("no panic");
     let host = server.url.trim_start_matches("http://").to_owned();
-    assert!(codes.contains(&("GET".to_owned(), host.clone(), Some(422))));
-    assert!(codes.contains(&("GET".to_owned(), host, Some(200))));
+    let get = |code, repeats| ("GET".to_owned(), host.clone(), Some(code), repeats);
+    assert!(codes.contains(&get(422, None)) && codes.contains(&get(200, None)), "{codes:?}");
+    let repeats = codes.iter().filter(|(.., repeats)| *repeats == Some(Some(503))).count();
+    assert_eq!(repeats, 1, "{codes:?}");
 }
 
 /// Runs a broken server for half an hour of its time. Returns how many requests for Services came in the worst minute.

@@ -121,6 +121,11 @@ fn observer(metrics: RestClientMetrics) -> Observer {
         metrics.took(seen.method, seen.host, seen.duration);
         metrics.waited(seen.method, seen.host, seen.limited);
         metrics.sent(seen.method, seen.host, seen.request_size);
+        if let Some(before) = seen.repeats {
+            let code = before.map_or_else(|| "<error>".to_owned(), |code| code.to_string());
+            metrics.repeated(&code, seen.method, seen.host);
+        }
+        seen.resolutions.iter().for_each(|(name, took)| metrics.resolved(name, *took));
         if let Some(size) = seen.response_size {
             metrics.received(seen.method, seen.host, size);
         }

@@ -10,6 +10,8 @@ use super::{MetricError, Part};
 #[derive(Clone)]
 pub struct RestClientMetrics {
     requests: IntCounterVec,
+    retries: IntCounterVec,
+    resolution: HistogramVec,
     duration: HistogramVec,
     rate_limiter: HistogramVec,
     request_size: HistogramVec,
@@ -20,7 +22,8 @@ pub struct RestClientMetrics {
 
 impl RestClientMetrics {
     pub(super) fn new(part: &Part<'_>) -> Result<Self, MetricError> {
-        let seconds = || vec![0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
+        let up_to_half_a_minute = || vec![0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0];
+        let seconds = || [up_to_half_a_minute(), vec![60.0]].concat();
         let bytes = || {
             [64, 256, 512, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20]
                 .map(f64::from)
@@ -32,6 +35,17 @@ impl RestClientMetrics {
                 "rest_client_requests_total",
                 "[ALPHA] Requests to the API server by status code, method and host",
                 &["code", "method", "host"],
+            )?,
+            retries: part.counters(
+                "rest_client_request_retries_total",
+                "[ALPHA] Requests to the API server that repeat one that failed, by what it failed with",
+                &["code", "verb", "host"],
+            )?,
+            resolution: part.histograms(
+                "rest_client_dns_resolution_duration_seconds",
+                "[ALPHA] How long it took to look up the API server's name",
+                &["host"],
+                up_to_half_a_minute(),
             )?,
             duration: part.histograms(
                 "rest_client_request_duration_seconds",
@@ -72,6 +86,16 @@ impl RestClientMetrics {
     /// A request was answered with a status code, or failed (`<error>`).
     pub fn answered(&self, code: &str, method: &str, host: &str) {
         self.requests.with_label_values(&[code, method, host]).inc();
+    }
+
+    /// A request repeats one that had failed with this code, or without an answer (`<error>`).
+    pub fn repeated(&self, code: &str, verb: &str, host: &str) {
+        self.retries.with_label_values(&[code, verb, host]).inc();
+    }
+
+    /// How long it took to look up the server's name.
+    pub fn resolved(&self, host: &str, duration: Duration) {
+        self.resolution.with_label_values(&[host]).observe(duration.as_secs_f64());
     }
 
     /// How long a request took.

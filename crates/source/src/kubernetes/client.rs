@@ -1,5 +1,6 @@
 //! Requests to the API server: credentials, limits, and errors that say what to do.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +19,7 @@ use super::access::{Access, AccessError, Surroundings};
 use super::connect;
 use super::error::{RequestError, chain};
 use super::limiter::Limiter;
+use super::resolve::{Resolutions, TimedResolver};
 use super::token::TokenFile;
 use crate::wire::{Media, Status, decode_status};
 
@@ -78,6 +80,10 @@ pub struct Observation<'a> {
     pub request_size: usize,
     /// Bytes of the answer's body, if the answer says so; a stream does not.
     pub response_size: Option<u64>,
+    /// What the same request failed with before, if this one repeats it: a status code, or nothing if there was no answer.
+    pub repeats: Option<Option<u16>>,
+    /// Names that were looked up since the last request, with the time that it took.
+    pub resolutions: &'a [(String, Duration)],
 }
 
 /// Takes observations.
@@ -95,6 +101,8 @@ struct Shared {
     user_agent: HeaderValue,
     limiter: Limiter,
     observer: Option<Observer>,
+    /// Reads that failed, by path, and with what, until they are repeated.
+    failed: Mutex<BTreeMap<String, Option<u16>>>,
     connection: Mutex<Slot>,
     /// Held while a connection is rebuilt, so that a plugin runs once and not once for every watch.
     rebuilding: tokio::sync::Mutex<()>,
@@ -113,6 +121,7 @@ struct Connection {
     identity: String,
     trust: String,
     token: Option<TokenFile>,
+    resolutions: Resolutions,
     /// Whether a request came through. Until then they go one by one: HTTP/2 lets the others share what the first has opened,
     /// where all at once would each open a connection of their own.
     open: AtomicBool,
@@ -152,6 +161,7 @@ impl Client {
             user_agent,
             limiter,
             observer,
+            failed: Mutex::default(),
             connection,
             rebuilding: tokio::sync::Mutex::default(),
         };
@@ -192,10 +202,13 @@ impl Client {
         drop(turn);
         if let Some(observer) = &self.shared.observer {
             let code = answer.as_ref().ok().and_then(|answer| answer.as_ref().ok());
+            let status = code.map(|answer| answer.status());
             observer(&Observation {
                 method: method.as_str(),
                 host: &connection.host,
-                code: code.map(|answer| answer.status().as_u16()),
+                code: status.map(|status| status.as_u16()),
+                repeats: if method == Method::GET { self.repeats(&path, status) } else { None },
+                resolutions: &connection.resolutions.take(),
                 duration: start.elapsed(),
                 limited,
                 request_size,
@@ -210,6 +223,18 @@ impl Client {
             Ok(Ok(answer)) if answer.status().is_success() => Ok(answer),
             Ok(Ok(answer)) => Err(connection.refusal(answer, &path).await),
         }
+    }
+
+    /// What this request failed with before, if it did; remembers whether it fails now.
+    fn repeats(&self, path: &str, status: Option<StatusCode>) -> Option<Option<u16>> {
+        let mut failed = self.shared.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = failed.remove(path);
+        // What is wrong with a request is not put right by repeating it.
+        let code = status.map(|status| status.as_u16());
+        if code.is_none_or(|code| code == 429 || code >= 500) {
+            failed.insert(path.to_owned(), code);
+        }
+        before
     }
 
     fn request(&self, call: Call<'_>, connection: &Connection) -> Result<Request<Body>, RequestError> {
@@ -261,7 +286,8 @@ impl Connection {
             let master = options.master.as_deref().filter(|master| !master.is_empty());
             let kubeconfig = options.kubeconfig.as_deref().filter(|path| !path.as_os_str().is_empty());
             let access = Access::load(kubeconfig, master, &Surroundings::of_process())?;
-            let http = connect::client(&access)?;
+            let resolutions = Resolutions::default();
+            let http = connect::client(&access, TimedResolver::new(resolutions.clone()))?;
             let url = &access.config.cluster_url;
             Ok(Connection {
                 http,
@@ -270,6 +296,7 @@ impl Connection {
                 identity: access.identity,
                 trust: access.trust,
                 token: access.token_file.map(TokenFile::new),
+                resolutions,
                 open: AtomicBool::new(false),
                 opening: tokio::sync::Mutex::default(),
             })

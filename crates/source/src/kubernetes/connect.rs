@@ -16,6 +16,7 @@ use kube::client::{Body, ConfigExt};
 use tower::{BoxError, Service, ServiceBuilder};
 
 use super::access::{Access, AccessError};
+use super::resolve::TimedResolver;
 
 const CONNECT: Duration = Duration::from_secs(10);
 /// A silent connection is asked for a sign of life after this time, and given up after the next.
@@ -26,10 +27,10 @@ const STREAM_WINDOW: u32 = 512 << 10;
 const CONNECTION_WINDOW: u32 = 4 << 20;
 
 /// Builds the client. May run a credential plugin and so take its time; connects to nothing yet.
-pub(super) fn client(access: &Access) -> Result<kube::Client, AccessError> {
+pub(super) fn client(access: &Access, resolver: TimedResolver) -> Result<kube::Client, AccessError> {
     // An error means that there is a default already, which is as good.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-    let mut connector = HttpConnector::new();
+    let mut connector = HttpConnector::new_with_resolver(resolver);
     connector.enforce_http(false);
     connector.set_nodelay(true);
     connector.set_connect_timeout(Some(CONNECT));

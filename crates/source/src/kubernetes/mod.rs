@@ -24,6 +24,7 @@ mod patience;
 mod proxy;
 mod recorder;
 mod reflector;
+mod resolve;
 mod resource;
 mod token;
 mod watch;
