@@ -116,14 +116,13 @@ fn user_agent(version: &str) -> String {
 
 fn observer(metrics: RestClientMetrics) -> Observer {
     Arc::new(move |seen| {
-        let code = seen.code.map_or_else(|| "<error>".to_owned(), |code| code.to_string());
-        metrics.answered(&code, seen.method, seen.host);
+        let text = |code: Option<u16>| code.map_or_else(|| "<error>".to_owned(), |code| code.to_string());
+        metrics.answered(&text(seen.code), seen.method, seen.host);
         metrics.took(seen.method, seen.host, seen.duration);
         metrics.waited(seen.method, seen.host, seen.limited);
         metrics.sent(seen.method, seen.host, seen.request_size);
         if let Some(before) = seen.repeats {
-            let code = before.map_or_else(|| "<error>".to_owned(), |code| code.to_string());
-            metrics.repeated(&code, seen.method, seen.host);
+            metrics.repeated(&text(before), seen.method, seen.host);
         }
         seen.resolutions.iter().for_each(|(name, took)| metrics.resolved(name, *took));
         if let Some(size) = seen.response_size {

@@ -200,6 +200,7 @@ impl Client {
         let answer = tokio::time::timeout(ANSWER, connection.http.send(request)).await;
         connection.open.store(matches!(answer, Ok(Ok(_))), Ordering::Relaxed);
         drop(turn);
+        let resolutions = connection.resolutions.take();
         if let Some(observer) = &self.shared.observer {
             let code = answer.as_ref().ok().and_then(|answer| answer.as_ref().ok());
             let status = code.map(|answer| answer.status());
@@ -208,7 +209,7 @@ impl Client {
                 host: &connection.host,
                 code: status.map(|status| status.as_u16()),
                 repeats: if method == Method::GET { self.repeats(&path, status) } else { None },
-                resolutions: &connection.resolutions.take(),
+                resolutions: &resolutions,
                 duration: start.elapsed(),
                 limited,
                 request_size,
