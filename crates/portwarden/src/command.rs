@@ -9,7 +9,7 @@ use anyhow::Context;
 use tracing::{error, info};
 
 use crate::app::{self, App, Order, Signals};
-use crate::config::{self, Settled, Settlement};
+use crate::config::{self, Config, LoadedConfig};
 use crate::flags::{self, Action, Flags, Invocation, Program};
 use crate::logging::{self, Logs, end_on_panic};
 
@@ -68,7 +68,7 @@ fn say(text: &str) {
 fn explain(program: Program, flags: &Flags, service: &str) -> ExitCode {
     let explained = config::load(program, flags, |path| std::fs::read(path))
         .map_err(anyhow::Error::from)
-        .and_then(|loaded| crate::explain::explain(service, &loaded.settled, flags::reported_version(None)));
+        .and_then(|loaded| crate::explain::explain(service, &loaded.config, flags::reported_version(None)));
     match explained {
         Ok(text) => {
             say(&text);
@@ -84,37 +84,37 @@ fn explain(program: Program, flags: &Flags, service: &str) -> ExitCode {
 fn carry_out(program: Program, flags: Flags) -> anyhow::Result<()> {
     let loaded = config::load(program, &flags, |path| std::fs::read(path));
     let logs = match &loaded {
-        Ok(loaded) => Logs::new(&loaded.settled.logging),
+        Ok(loaded) => Logs::new(&loaded.config.logging),
         // Without a configuration, the plainest form of logs is good enough to say why.
         Err(_) => Arc::default(),
     };
     logs.start();
-    let settlement = loaded?;
-    settlement.notices.iter().for_each(app::tell);
-    if settlement.settled.logging.verbosity >= 1 {
+    let loaded = loaded?;
+    loaded.notices.iter().for_each(app::tell);
+    if loaded.config.logging.verbosity >= 1 {
         for (name, value) in flags.listing(program) {
             info!(target: logging::PLAIN, "FLAG: --{name}={value:?}");
         }
     }
     // Told here and again by the caller, as the reference does: some look for this line, some for the other.
-    act(program, flags, settlement, logs)
+    act(program, flags, loaded, logs)
         .inspect_err(|error| error!(err = format!("{error:#}"), "Error running ProxyServer"))
 }
 
-fn act(program: Program, flags: Flags, settlement: Settlement, logs: Arc<Logs>) -> anyhow::Result<()> {
-    let Settlement { settled, notices } = settlement;
+fn act(program: Program, flags: Flags, loaded: LoadedConfig, logs: Arc<Logs>) -> anyhow::Result<()> {
+    let LoadedConfig { config, notices } = loaded;
     match flags.action() {
         Action::WriteConfig(path) => {
-            std::fs::write(&path, config::to_yaml(&settled.document))
+            std::fs::write(&path, config::to_yaml(&config.document))
                 .with_context(|| format!("cannot write the configuration to {path:?}"))?;
             info!(file = path, "Wrote configuration");
             Ok(())
         }
-        Action::Cleanup => clean_up(&settled),
-        Action::InitOnly => app::prepare_only(&settled),
+        Action::Cleanup => clean_up(&config),
+        Action::InitOnly => app::prepare_only(&config),
         Action::Run => {
             let version = flags::reported_version(flags.version.as_ref()).to_owned();
-            run(Order { program, flags, settled, notices, version }, logs)
+            run(Order { program, flags, config, notices, version }, logs)
         }
     }
 }
@@ -144,8 +144,8 @@ fn listening(bound: Option<SocketAddr>) -> String {
     bound.map_or_else(|| "not listening".to_owned(), |address| address.to_string())
 }
 
-fn clean_up(settled: &Settled) -> anyhow::Result<()> {
-    let failures = app::clean_up(None, settled);
+fn clean_up(config: &Config) -> anyhow::Result<()> {
+    let failures = app::clean_up(None, config);
     for failure in &failures {
         error!(err = format!("{failure:#}"), "Cannot remove rules");
     }

@@ -2,7 +2,9 @@
 
 use portwarden::config::document::{Document, FlushFrequency, VModule};
 use portwarden::config::duration::GoDuration;
-use portwarden::config::{Decoded, Mode, Notice, Settled, Settlement, decode, settle, to_configz, to_yaml};
+use portwarden::config::{
+    Config, Decoded, LoadedConfig, Mode, Notice, decode, to_configz, to_yaml, validate,
+};
 use portwarden::flags::{Flags, Invocation, Program, parse};
 use proptest::prelude::*;
 
@@ -79,18 +81,18 @@ winkernel:
   sourceVip: ""
 "#;
 
-fn from_flags(arguments: &[&str]) -> Settled {
+fn from_flags(arguments: &[&str]) -> Config {
     let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
     let parsed = parse(Program::KubeProxy, &arguments).expect("the flags are right");
     let Invocation::Run(flags) = parsed.invocation else {
         panic!("{arguments:?} only print something");
     };
-    settle(Program::KubeProxy, &flags, None).expect("the flags can be used").settled
+    validate(Program::KubeProxy, &flags, None).expect("the flags can be used").config
 }
 
-fn from_file(bytes: &[u8]) -> Settlement {
+fn from_file(bytes: &[u8]) -> LoadedConfig {
     let file = decode(bytes).expect("the file is a configuration");
-    settle(Program::KubeProxy, &Flags::default(), Some(&file)).expect("the file can be used")
+    validate(Program::KubeProxy, &Flags::default(), Some(&file)).expect("the file can be used")
 }
 
 #[test]
@@ -100,7 +102,7 @@ fn the_default_configuration_is_written_byte_for_byte() {
 
 #[test]
 fn configz_is_shown_byte_for_byte() {
-    let settled = from_flags(&[
+    let config = from_flags(&[
         "--proxy-mode=nftables",
         "--kubeconfig=/etc/kubernetes/kubeconfig",
         "--hostname-override=go1",
@@ -108,7 +110,7 @@ fn configz_is_shown_byte_for_byte() {
         "--conntrack-max-per-core=0",
         "-v=2",
     ]);
-    assert_eq!(to_configz(&settled.document), CONFIGZ_NFTABLES.trim_end());
+    assert_eq!(to_configz(&config.document), CONFIGZ_NFTABLES.trim_end());
 }
 
 #[test]
@@ -116,29 +118,29 @@ fn configz_of_the_same_settings_in_a_file_is_the_same() {
     let file = "kind: KubeProxyConfiguration\napiVersion: kubeproxy.config.k8s.io/v1alpha1\nmode: nftables\n\
                 clientConnection: {kubeconfig: /etc/kubernetes/kubeconfig}\nhostnameOverride: go1\n\
                 clusterCIDR: 10.244.0.0/16\nconntrack: {maxPerCore: 0}\nlogging: {verbosity: 2}\n";
-    assert_eq!(to_configz(&from_file(file.as_bytes()).settled.document), CONFIGZ_NFTABLES.trim_end());
+    assert_eq!(to_configz(&from_file(file.as_bytes()).config.document), CONFIGZ_NFTABLES.trim_end());
 }
 
 #[test]
 fn what_the_reference_wrote_is_read_without_remarks() {
-    let Settlement { settled, notices } = from_file(WRITE_CONFIG_DEFAULT.as_bytes());
+    let LoadedConfig { config, notices } = from_file(WRITE_CONFIG_DEFAULT.as_bytes());
     assert_eq!(notices, []);
-    assert_eq!(settled.mode, Mode::Iptables);
-    assert_eq!(to_yaml(&settled.document), WRITE_CONFIG_DEFAULT);
+    assert_eq!(config.mode, Mode::Iptables);
+    assert_eq!(to_yaml(&config.document), WRITE_CONFIG_DEFAULT);
 }
 
 #[test]
 fn a_new_clusters_file_is_the_default_configuration() {
-    let Settlement { settled, notices } = from_file(KUBEADM.as_bytes());
+    let LoadedConfig { config, notices } = from_file(KUBEADM.as_bytes());
     assert_eq!(notices, [Notice::ModeDefaulted]);
     let flags = ["--kubeconfig=/var/lib/kube-proxy/kubeconfig.conf", "--cluster-cidr=10.244.0.0/16"];
-    assert_eq!(settled, from_flags(&flags));
-    assert_eq!(settled.fixed_min_sync_period(), None, "zero is no wish");
+    assert_eq!(config, from_flags(&flags));
+    assert_eq!(config.fixed_min_sync_period(), None, "zero is no wish");
 }
 
 #[test]
 fn lists_gates_and_patterns_are_written_as_the_reference_writes_them() {
-    let settled = from_flags(&[
+    let config = from_flags(&[
         "--nodeport-addresses=primary,10.0.0.0/8",
         "--feature-gates=NFTablesNetlink=true,AllAlpha=false",
         "--vmodule=a*=2,b=3",
@@ -146,7 +148,7 @@ fn lists_gates_and_patterns_are_written_as_the_reference_writes_them() {
         "--kube-api-qps=0.1",
         "--log-flush-frequency=1m",
     ]);
-    let yaml = to_yaml(&settled.document);
+    let yaml = to_yaml(&config.document);
     for part in [
         "\nbindAddress: '::'\n",
         "\nfeatureGates:\n  AllAlpha: false\n  NFTablesNetlink: true\n",
@@ -162,21 +164,21 @@ fn lists_gates_and_patterns_are_written_as_the_reference_writes_them() {
 #[test]
 fn a_flush_frequency_in_nanoseconds_stays_a_number() {
     let file = "kind: KubeProxyConfiguration\napiVersion: kubeproxy.config.k8s.io/v1alpha1\nlogging: {flushFrequency: 7000000000}\n";
-    let yaml = to_yaml(&from_file(file.as_bytes()).settled.document);
+    let yaml = to_yaml(&from_file(file.as_bytes()).config.document);
     assert!(yaml.contains("\n  flushFrequency: 7000000000\n"), "{yaml}");
 }
 
 #[test]
 fn two_settings_of_flags_cannot_be_said_in_a_file() {
     // Known to the reference as well: a file has no way to turn the health server off, nor to ask for no pause at all.
-    let settled = from_flags(&["--healthz-port=0", "--iptables-min-sync-period=0"]);
-    let again = from_file(to_yaml(&settled.document).as_bytes()).settled;
+    let config = from_flags(&["--healthz-port=0", "--iptables-min-sync-period=0"]);
+    let again = from_file(to_yaml(&config.document).as_bytes()).config;
     assert_eq!(
-        (settled.servers.healthz, again.servers.healthz.map(|address| address.port())),
+        (config.servers.healthz, again.servers.healthz.map(|address| address.port())),
         (None, Some(10256))
     );
-    assert_eq!((settled.pacing.min_sync_period.as_secs(), again.pacing.min_sync_period.as_secs()), (0, 1));
-    assert_eq!(settled.fixed_min_sync_period(), again.fixed_min_sync_period(), "adaptive, both");
+    assert_eq!((config.pacing.min_sync_period.as_secs(), again.pacing.min_sync_period.as_secs()), (0, 1));
+    assert_eq!(config.fixed_min_sync_period(), again.fixed_min_sync_period(), "adaptive, both");
 }
 
 /// Valid documents with about as many fields set as left out.
@@ -272,15 +274,15 @@ fn documents() -> impl Strategy<Value = Document> {
 
 proptest! {
     #[test]
-    fn what_is_written_settles_to_the_same(document in documents()) {
+    fn what_is_written_validate_to_the_same(document in documents()) {
         let file = Decoded { document, remarks: Vec::new() };
-        let first = settle(Program::KubeProxy, &Flags::default(), Some(&file)).unwrap().settled;
+        let first = validate(Program::KubeProxy, &Flags::default(), Some(&file)).unwrap().config;
         let written = to_yaml(&first.document);
         let decoded = decode(written.as_bytes()).unwrap();
         prop_assert_eq!(&decoded.remarks, &[]);
-        let second = settle(Program::KubeProxy, &Flags::default(), Some(&decoded)).unwrap().settled;
+        let second = validate(Program::KubeProxy, &Flags::default(), Some(&decoded)).unwrap().config;
         // Once written, nothing is left to fill in; everything else is the same.
-        let second_as_first = Settled { defaulted: first.defaulted, ..second.clone() };
+        let second_as_first = Config { defaulted: first.defaulted, ..second.clone() };
         prop_assert_eq!(&second_as_first, &first);
         prop_assert!(!second.defaulted.mode);
         prop_assert_eq!(to_yaml(&second.document), written);
@@ -289,11 +291,11 @@ proptest! {
     #[test]
     fn configz_is_json_with_the_same_content_as_the_file(document in documents()) {
         let file = Decoded { document, remarks: Vec::new() };
-        let settled = settle(Program::KubeProxy, &Flags::default(), Some(&file)).unwrap().settled;
-        let configz: serde_json::Value = serde_json::from_str(&to_configz(&settled.document)).unwrap();
+        let config = validate(Program::KubeProxy, &Flags::default(), Some(&file)).unwrap().config;
+        let configz: serde_json::Value = serde_json::from_str(&to_configz(&config.document)).unwrap();
         let inner = configz["kubeproxy.config.k8s.io"].to_string();
         let decoded = decode(inner.as_bytes()).unwrap();
         prop_assert_eq!(&decoded.remarks, &[]);
-        prop_assert_eq!(decoded, decode(to_yaml(&settled.document).as_bytes()).unwrap());
+        prop_assert_eq!(decoded, decode(to_yaml(&config.document).as_bytes()).unwrap());
     }
 }

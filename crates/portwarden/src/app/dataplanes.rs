@@ -12,7 +12,7 @@ use tracing::{debug, info};
 
 use super::ipvs;
 use crate::config::gates::Feature;
-use crate::config::{Mode, Settled};
+use crate::config::{Config, Mode};
 use crate::engine;
 use crate::host::{FamilySupport, has_ipv6};
 use crate::metrics::{ModeMetrics, PacketCounter};
@@ -45,21 +45,21 @@ pub(super) fn families(mode: Mode) -> anyhow::Result<FamilySupport> {
 }
 
 /// Makes the dataplanes of a mode. Nothing is written to the kernel yet.
-pub(super) fn build(settled: &Settled, support: FamilySupport) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {
-    info!("Using {} Proxier", settled.mode.as_str());
+pub(super) fn build(config: &Config, support: FamilySupport) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {
+    info!("Using {} Proxier", config.mode.as_str());
     let least =
-        settled.fixed_min_sync_period().map_or_else(|| "adaptive".to_owned(), |time| format!("{time:?}"));
+        config.fixed_min_sync_period().map_or_else(|| "adaptive".to_owned(), |time| format!("{time:?}"));
     debug!(
-        minSyncPeriod = least, syncPeriod = ?settled.pacing.sync_period, maxSyncPeriod = ?engine::FULL_EVERY,
-        "{} sync params", settled.mode.as_str()
+        minSyncPeriod = least, syncPeriod = ?config.pacing.sync_period, maxSyncPeriod = ?engine::FULL_EVERY,
+        "{} sync params", config.mode.as_str()
     );
-    let failed = |family: Family| format!("cannot create the {} proxier for {family}", settled.mode.as_str());
+    let failed = |family: Family| format!("cannot create the {} proxier for {family}", config.mode.as_str());
     let families = support.families().into_iter();
-    match settled.mode {
+    match config.mode {
         Mode::Nftables => {
             let options = portwarden_nftables::Options {
-                masquerade_bit: settled.masquerade.bit,
-                localhost_node_ports: settled.gates.enabled(Feature::NftablesLocalhostNodePorts),
+                masquerade_bit: config.masquerade.bit,
+                localhost_node_ports: config.gates.enabled(Feature::NftablesLocalhostNodePorts),
             };
             let watch = Watch::open().context("cannot listen to changes of nftables rules")?;
             let build = |family| -> anyhow::Result<Box<dyn Dataplane>> {
@@ -70,9 +70,9 @@ pub(super) fn build(settled: &Settled, support: FamilySupport) -> anyhow::Result
         Mode::Iptables => {
             let build = |family| -> anyhow::Result<Box<dyn Dataplane>> {
                 let options = portwarden_iptables::Options {
-                    masquerade_bit: settled.masquerade.bit.into(),
-                    localhost_node_ports: settled.localhost_node_ports,
-                    sync_period: settled.pacing.sync_period,
+                    masquerade_bit: config.masquerade.bit.into(),
+                    localhost_node_ports: config.localhost_node_ports,
+                    sync_period: config.pacing.sync_period,
                     variant: Variant::FromPath,
                 };
                 Ok(Box::new(IptablesDataplane::new(family, options).with_context(|| failed(family))?))
@@ -115,8 +115,8 @@ enum Ipvs {
 }
 
 /// Removes what all modes but this one may have left behind. Goes on after failures and returns all of them.
-pub fn clean_up(except: Option<Mode>, settled: &Settled) -> Vec<anyhow::Error> {
-    let excluded = settled.document.ipvs.exclude_cidrs.as_deref().unwrap_or_default();
+pub fn clean_up(except: Option<Mode>, config: &Config) -> Vec<anyhow::Error> {
+    let excluded = config.document.ipvs.exclude_cidrs.as_deref().unwrap_or_default();
     let excluded: Vec<IpNet> = excluded.iter().filter_map(|net| parse_cidr(net)).collect();
     leftovers(except).into_iter().filter_map(|leftover| remove(leftover, &excluded).err()).collect()
 }

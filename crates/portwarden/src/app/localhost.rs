@@ -8,7 +8,7 @@ use portwarden_model::{Family, NodePortRange, Protocol};
 use tracing::{debug, info};
 
 use crate::config::gates::Feature;
-use crate::config::{Mode, Settled};
+use crate::config::{Config, Mode};
 use crate::logging::chain;
 use crate::metrics::{LoopbackMetrics, MetricError};
 
@@ -16,13 +16,13 @@ use crate::metrics::{LoopbackMetrics, MetricError};
 const SCRAPE: Duration = Duration::from_secs(2);
 
 /// Whether a proxy in user space serves them, where ranges for node ports name loopback addresses.
-pub(super) fn proxied(settled: &Settled) -> bool {
-    settled.mode == Mode::Nftables && settled.gates.enabled(Feature::NftablesLocalhostNodePorts)
+pub(super) fn proxied(config: &Config) -> bool {
+    config.mode == Mode::Nftables && config.gates.enabled(Feature::NftablesLocalhostNodePorts)
 }
 
 /// Shows the metrics of that proxy, and of what is refused instead, once it is wanted.
-pub(super) fn show_rejected(settled: &Settled, metrics: &LoopbackMetrics) -> Result<(), MetricError> {
-    if !proxied(settled) {
+pub(super) fn show_rejected(config: &Config, metrics: &LoopbackMetrics) -> Result<(), MetricError> {
+    if !proxied(config) {
         return Ok(());
     }
     metrics.show(Box::new(|| {
@@ -43,13 +43,13 @@ fn rejected(family: Family, until: Instant) -> Vec<(Family, Protocol, u64)> {
 }
 
 /// Whether a configuration asks mode iptables for them, as far as it can be told without the Node.
-pub(super) fn wanted(settled: &Settled) -> bool {
-    allowed(settled) && on_loopback(&settled.node_port_addresses)
+pub(super) fn wanted(config: &Config) -> bool {
+    allowed(config) && on_loopback(&config.node_port_addresses)
 }
 
 /// Whether they are not switched off altogether.
-pub(super) fn allowed(settled: &Settled) -> bool {
-    settled.mode == Mode::Iptables && settled.localhost_node_ports
+pub(super) fn allowed(config: &Config) -> bool {
+    config.mode == Mode::Iptables && config.localhost_node_ports
 }
 
 /// Says what is about to be set. It opens the host a little, so nobody should have to find out by himself.

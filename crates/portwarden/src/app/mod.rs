@@ -34,7 +34,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tracing::{debug, error, info, warn};
 
-use crate::config::{self, NodeFacts, Notice, Settled, Source};
+use crate::config::{self, Config, NodeFacts, Notice, Source};
 use crate::engine::{
     self, Check, ConntrackFlows, Engine, EngineError, Handle, Message, Moment, NodeWait, Outlets, Parts,
     Published, Retire,
@@ -66,7 +66,7 @@ pub struct Order {
     /// The flags that were given.
     pub flags: Flags,
     /// What follows from flags and file.
-    pub settled: Settled,
+    pub config: Config,
     /// What the operator should know about that.
     pub notices: Vec<Notice>,
     /// The version to show.
@@ -93,28 +93,28 @@ impl App {
     /// Builds and starts everything. Must run inside a runtime.
     pub async fn start(order: Order, logs: Arc<Logs>) -> anyhow::Result<App> {
         let started = Moment::now();
-        let settled = &order.settled;
+        let config = &order.config;
         // First: a heap profile knows nothing of what was allocated before.
-        portwarden_profiling::sample_heap(settled.servers.profiling);
-        let node = host::node_name(settled.hostname_override.as_deref())?;
+        portwarden_profiling::sample_heap(config.servers.profiling);
+        let node = host::node_name(config.hostname_override.as_deref())?;
         let metrics = Metrics::new(&crate::version::build_info(&order.version))?;
-        metrics.feature_gates(settled.gates.iter().map(|(gate, on)| (gate.name, gate.stage.label(), on)))?;
-        prepare_host(settled)?;
-        set_oom_score(settled);
-        let families = dataplanes::families(settled.mode)?;
-        dataplanes::show_packets(settled.mode, &metrics.mode);
-        localhost::show_rejected(settled, &metrics.loopback)?;
-        let health = SharedHealth::new(settled.pacing.sync_period);
+        metrics.feature_gates(config.gates.iter().map(|(gate, on)| (gate.name, gate.stage.label(), on)))?;
+        prepare_host(config)?;
+        set_oom_score(config);
+        let families = dataplanes::families(config.mode)?;
+        dataplanes::show_packets(config.mode, &metrics.mode);
+        localhost::show_rejected(config, &metrics.loopback)?;
+        let health = SharedHealth::new(config.pacing.sync_period);
         let events = Events::default();
         let (mut published, outlets) = Published::new(1000);
-        published.serve_loopback(localhost::proxied(settled));
+        published.serve_loopback(localhost::proxied(config));
         let (engine, engine_ended) = start_engine(Parts {
-            settings: settled.model_settings(&node, started.wall),
-            dataplanes: dataplanes::build(settled, families)?,
-            pacing: pacing(settled),
-            node_wait: node_wait(settled),
-            retire: Some(retire_others(settled)),
-            check: check_against_node(settled.clone(), families),
+            settings: config.model_settings(&node, started.wall),
+            dataplanes: dataplanes::build(config, families)?,
+            pacing: pacing(config),
+            node_wait: node_wait(config),
+            retire: Some(retire_others(config)),
+            check: check_against_node(config.clone(), families),
             flows: Box::new(ConntrackFlows::default()),
             health: health.clone(),
             metrics: metrics.clone(),
@@ -124,13 +124,13 @@ impl App {
         let servers = match Servers::start(&order, &health, &metrics, &logs).await {
             Ok(servers) => servers,
             Err(error) => {
-                source::last_words(settled, &order.version, cannot_listen(&node, &error)).await;
+                source::last_words(config, &order.version, cannot_listen(&node, &error)).await;
                 return Err(error.into());
             }
         };
         engine::tell_waiting();
         let source =
-            RunningSource::start(settled, &node, &order.version, &engine, &metrics.rest_client).await?;
+            RunningSource::start(config, &node, &order.version, &engine, &metrics.rest_client).await?;
         events.attach(&node, source.recorder());
         let mut tasks = JoinSet::new();
         start_followers(&mut tasks, outlets, &node, &health, &metrics, &events);
@@ -201,53 +201,53 @@ impl App {
 }
 
 /// Makes the kernel's settings. What cannot be set is told loudly; only an operator who asked for it gets an error.
-pub fn prepare_host(settled: &Settled) -> anyhow::Result<()> {
-    let failures = Kernel::default().set_conntrack(&settled.conntrack);
+pub fn prepare_host(config: &Config) -> anyhow::Result<()> {
+    let failures = Kernel::default().set_conntrack(&config.conntrack);
     for failure in &failures {
-        error!(err = chain(failure), fatal = settled.sysctl_hard_fail, "Cannot set a conntrack parameter");
+        error!(err = chain(failure), fatal = config.sysctl_hard_fail, "Cannot set a conntrack parameter");
     }
-    match failures.into_iter().next().filter(|_| settled.sysctl_hard_fail) {
+    match failures.into_iter().next().filter(|_| config.sysctl_hard_fail) {
         Some(first) => Err(first).context("could not set conntrack parameters from kube-proxy configuration"),
         None => Ok(()),
     }
 }
 
 /// `--init-only`: what needs privileges, and nothing that stays.
-pub fn prepare_only(settled: &Settled) -> anyhow::Result<()> {
-    prepare_host(settled)?;
-    for dataplane in dataplanes::build(settled, dataplanes::families(settled.mode)?)? {
+pub fn prepare_only(config: &Config) -> anyhow::Result<()> {
+    prepare_host(config)?;
+    for dataplane in dataplanes::build(config, dataplanes::families(config.mode)?)? {
         info!(ipFamily = %dataplane.family(), "System initialized and --init-only specified");
     }
-    if localhost::wanted(settled) {
+    if localhost::wanted(config) {
         localhost::tell();
         portwarden_iptables::allow_localhost_node_ports()?;
     }
     Ok(())
 }
 
-fn set_oom_score(settled: &Settled) {
-    if let Err(error) = host::set_oom_score(Path::new("/proc"), settled.oom_score_adj) {
-        debug!(err = %error, score = settled.oom_score_adj, "Cannot set the out-of-memory score");
+fn set_oom_score(config: &Config) {
+    if let Err(error) = host::set_oom_score(Path::new("/proc"), config.oom_score_adj) {
+        debug!(err = %error, score = config.oom_score_adj, "Cannot set the out-of-memory score");
     }
 }
 
-fn pacing(settled: &Settled) -> PacerConfig {
+fn pacing(config: &Config) -> PacerConfig {
     PacerConfig {
-        min_interval: settled.fixed_min_sync_period().unwrap_or_default(),
-        sync_period: settled.pacing.sync_period,
+        min_interval: config.fixed_min_sync_period().unwrap_or_default(),
+        sync_period: config.pacing.sync_period,
         ..PacerConfig::default()
     }
 }
 
-fn node_wait(settled: &Settled) -> NodeWait {
-    match settled.source {
+fn node_wait(config: &Config) -> NodeWait {
+    match config.source {
         Source::Manifests(_) => NodeWait::NONE,
         Source::Api(_) => NodeWait::FOR_API_SERVER,
     }
 }
 
 /// What is wrong with the configuration on this very node, once its addresses are known.
-fn check_against_node(settled: Settled, families: FamilySupport) -> Check {
+fn check_against_node(config: Config, families: FamilySupport) -> Check {
     Box::new(move |cluster| {
         let primary = cluster.primary_family();
         if !families.families().contains(&primary) {
@@ -259,7 +259,7 @@ fn check_against_node(settled: Settled, families: FamilySupport) -> Check {
             ips: PerFamily::from_fn(|family| cluster.desired(family).node.ip),
             pod_cidrs: cluster.node().map(|node| node.pod_cidrs.clone()).unwrap_or_default(),
         };
-        let verdict = config::check(&settled, &facts);
+        let verdict = config::check(&config, &facts);
         for warning in &verdict.warnings {
             error!(err = warning, "Kube-proxy configuration may be incomplete or incorrect");
         }
@@ -267,11 +267,11 @@ fn check_against_node(settled: Settled, families: FamilySupport) -> Check {
             info!(ip = %facts.ips[primary], "Can't determine this node's IP, assuming loopback; if this is incorrect, please set the --bind-address flag");
         }
         let v4 = &cluster.desired(Family::V4).node;
-        if families.0.v4 && localhost::allowed(&settled) && v4.node_ports_on_loopback {
+        if families.0.v4 && localhost::allowed(&config) && v4.node_ports_on_loopback {
             localhost::tell();
         }
         if cluster.desired(primary).node.pod_traffic == PodTraffic::Unknown {
-            info!(detectLocalMode = settled.document.detect_local_mode, ipFamily = %primary, "{}", unknown_pods(&settled.detect_local));
+            info!(detectLocalMode = config.document.detect_local_mode, ipFamily = %primary, "{}", unknown_pods(&config.detect_local));
         }
         verdict.fatal.map_or(Ok(()), Err)
     })
@@ -334,10 +334,10 @@ fn tell_deprecations(notices: &[Notice], events: &Events) {
 }
 
 /// Removes what other modes, and kube-proxy in other modes, left behind. Ours is in force by then, so no connection is lost.
-fn retire_others(settled: &Settled) -> Retire {
-    let settled = settled.clone();
+fn retire_others(config: &Config) -> Retire {
+    let config = config.clone();
     Box::new(move || {
-        for error in clean_up(Some(settled.mode), &settled) {
+        for error in clean_up(Some(config.mode), &config) {
             warn!(err = format!("{error:#}"), "Cannot remove what another proxy mode left behind");
         }
     })

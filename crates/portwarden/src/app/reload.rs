@@ -9,7 +9,7 @@ use super::{
     App, RunningSource, check_against_node, dataplanes, localhost, pacing, prepare_host, retire_others,
     set_oom_score, tell,
 };
-use crate::config::{self, Part, Plan, Settled, reload_plan};
+use crate::config::{self, Config, Part, Plan, reload_plan};
 use crate::engine::{Message, Reconfiguration, Replacement};
 use crate::host;
 use crate::logging::chain;
@@ -21,16 +21,16 @@ impl App {
             Ok(loaded) => {
                 let known = std::mem::replace(&mut self.order.notices, loaded.notices);
                 self.order.notices.iter().filter(|notice| !known.contains(notice)).for_each(tell);
-                let plan = reload_plan(&self.order.settled, &loaded.settled);
+                let plan = reload_plan(&self.order.config, &loaded.config);
                 for change in &plan.changes {
                     info!(%change, "The configuration changes");
                 }
                 if plan.is_empty() {
                     info!("The configuration was read again; nothing in it has an effect");
-                    self.order.settled = loaded.settled;
+                    self.order.config = loaded.config;
                     return self.count_reload("unchanged");
                 }
-                self.apply(loaded.settled, &plan).await
+                self.apply(loaded.config, &plan).await
             }
             Err(error) => Err(error.into()),
         };
@@ -49,44 +49,44 @@ impl App {
     }
 
     /// Applies what differs. What can fail comes first, so that a failure leaves everything as it was.
-    async fn apply(&mut self, settled: Settled, plan: &Plan) -> anyhow::Result<()> {
+    async fn apply(&mut self, config: Config, plan: &Plan) -> anyhow::Result<()> {
         let (restarts, live) = (plan.restarts(), plan.live());
-        let node = host::node_name(settled.hostname_override.as_deref())?;
+        let node = host::node_name(config.hostname_override.as_deref())?;
         let dataplanes =
-            restarts.contains(&Part::Dataplane).then(|| self.replacement(&settled)).transpose()?;
+            restarts.contains(&Part::Dataplane).then(|| self.replacement(&config)).transpose()?;
         if restarts.contains(&Part::Source) {
             let (version, metrics) = (&self.order.version, &self.metrics.rest_client);
-            self.source = RunningSource::start(&settled, &node, version, &self.engine, metrics)
+            self.source = RunningSource::start(&config, &node, version, &self.engine, metrics)
                 .await
                 .context("cannot start the source of objects anew")?;
             self.events.attach(&node, self.source.recorder());
         }
         self.engine.send(Message::Reconfigure(Box::new(Reconfiguration {
-            settings: settled.model_settings(&node, self.started.wall),
-            pacing: pacing(&settled),
-            loopback_proxy: localhost::proxied(&settled),
+            settings: config.model_settings(&node, self.started.wall),
+            pacing: pacing(&config),
+            loopback_proxy: localhost::proxied(&config),
             dataplanes,
         })));
-        self.check(&settled);
-        self.health.set_sync_period(settled.pacing.sync_period);
-        self.logs.apply(&settled.logging);
+        self.check(&config);
+        self.health.set_sync_period(config.pacing.sync_period);
+        self.logs.apply(&config.logging);
         if live.contains(&Part::Kernel)
-            && let Err(error) = prepare_host(&settled)
+            && let Err(error) = prepare_host(&config)
         {
             warn!(err = format!("{error:#}"), "Some of the kernel's settings stay as they were");
         }
         if live.contains(&Part::Process) {
-            set_oom_score(&settled);
+            set_oom_score(&config);
         }
-        self.servers.show(&settled);
-        self.restart_servers(&settled, &restarts).await;
-        self.order.settled = settled;
+        self.servers.show(&config);
+        self.restart_servers(&config, &restarts).await;
+        self.order.config = config;
         Ok(())
     }
 
     /// What is wrong with the configuration on this very node is told; rules in force are no reason to end.
-    fn check(&self, settled: &Settled) {
-        let check = check_against_node(settled.clone(), self.families);
+    fn check(&self, config: &Config) {
+        let check = check_against_node(config.clone(), self.families);
         self.engine.send(Message::Look(Box::new(move |cluster| {
             if let Err(error) = check(cluster) {
                 error!(err = error, "Kube-proxy configuration may be incomplete or incorrect");
@@ -95,8 +95,8 @@ impl App {
     }
 
     /// Starts servers anew whose address changed. One that cannot have its address goes on trying: the process runs, and must not end now.
-    async fn restart_servers(&mut self, settled: &Settled, restarts: &BTreeSet<Part>) {
-        let mut patient = settled.clone();
+    async fn restart_servers(&mut self, config: &Config, restarts: &BTreeSet<Part>) {
+        let mut patient = config.clone();
         patient.servers.hard_fail = false;
         if restarts.contains(&Part::HealthServer)
             && let Err(error) = self.servers.restart_health(&patient).await
@@ -111,14 +111,14 @@ impl App {
     }
 
     /// The dataplanes of another mode, or of the same one with other options.
-    fn replacement(&mut self, settled: &Settled) -> anyhow::Result<Replacement> {
-        let families = dataplanes::families(settled.mode)?;
-        let dataplanes = dataplanes::build(settled, families)?;
-        dataplanes::show_packets(settled.mode, &self.metrics.mode);
-        localhost::show_rejected(settled, &self.metrics.loopback)?;
+    fn replacement(&mut self, config: &Config) -> anyhow::Result<Replacement> {
+        let families = dataplanes::families(config.mode)?;
+        let dataplanes = dataplanes::build(config, families)?;
+        dataplanes::show_packets(config.mode, &self.metrics.mode);
+        localhost::show_rejected(config, &self.metrics.loopback)?;
         self.families = families;
-        let other_mode = settled.mode != self.order.settled.mode;
-        Ok(Replacement { dataplanes, retire: other_mode.then(|| retire_others(settled)) })
+        let other_mode = config.mode != self.order.config.mode;
+        Ok(Replacement { dataplanes, retire: other_mode.then(|| retire_others(config)) })
     }
 
     fn count_reload(&self, result: &str) {

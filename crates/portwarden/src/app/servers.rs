@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Order;
 use crate::config::gates::Feature;
-use crate::config::{Settled, to_configz};
+use crate::config::{Config, to_configz};
 use crate::health::{self, SharedHealth};
 use crate::http::{BindError, Limits, Plan, Server};
 use crate::logging::Logs;
@@ -38,11 +38,11 @@ impl Servers {
             flags: order.flags.listing(order.program),
             started: crate::metrics::process_start_time(),
         };
-        let pages = Pages::new(identity, shown(&order.settled), metrics.clone(), logs.verbosity.clone());
+        let pages = Pages::new(identity, shown(&order.config), metrics.clone(), logs.verbosity.clone());
         let mut servers =
             Servers { health: health.clone(), metrics: metrics.clone(), pages, healthz: None, status: None };
-        servers.restart_health(&order.settled).await?;
-        servers.restart_status(&order.settled).await?;
+        servers.restart_health(&order.config).await?;
+        servers.restart_status(&order.config).await?;
         Ok(servers)
     }
 
@@ -53,29 +53,29 @@ impl Servers {
     }
 
     /// Shows another configuration.
-    pub(super) fn show(&self, settled: &Settled) {
-        portwarden_profiling::sample_heap(settled.servers.profiling);
-        self.pages.show(shown(settled));
+    pub(super) fn show(&self, config: &Config) {
+        portwarden_profiling::sample_heap(config.servers.profiling);
+        self.pages.show(shown(config));
     }
 
     /// Starts the health server anew, perhaps elsewhere, perhaps not at all. The old one ends first: both may want the same port.
-    pub(super) async fn restart_health(&mut self, settled: &Settled) -> Result<(), BindError> {
+    pub(super) async fn restart_health(&mut self, config: &Config) -> Result<(), BindError> {
         if let Some(old) = self.healthz.take() {
             old.stop().await;
         }
-        let Some(address) = settled.servers.healthz else { return Ok(()) };
+        let Some(address) = config.servers.healthz else { return Ok(()) };
         let handler = health::handler(self.health.clone(), self.metrics.health.clone());
         let failure = "Healthz server failed";
-        self.healthz = Some(self.server(HEALTH, failure, address, settled.servers.hard_fail, handler)?);
+        self.healthz = Some(self.server(HEALTH, failure, address, config.servers.hard_fail, handler)?);
         Ok(())
     }
 
     /// Starts the metrics server anew.
-    pub(super) async fn restart_status(&mut self, settled: &Settled) -> Result<(), BindError> {
+    pub(super) async fn restart_status(&mut self, config: &Config) -> Result<(), BindError> {
         if let Some(old) = self.status.take() {
             old.stop().await;
         }
-        let (address, hard_fail) = (settled.servers.metrics, settled.servers.hard_fail);
+        let (address, hard_fail) = (config.servers.metrics, config.servers.hard_fail);
         let failure = "starting metrics server failed";
         self.status = Some(self.server("metrics", failure, address, hard_fail, self.pages.handler())?);
         Ok(())
@@ -95,12 +95,12 @@ impl Servers {
     }
 }
 
-fn shown(settled: &Settled) -> Shown {
+fn shown(config: &Config) -> Shown {
     Shown {
-        mode: settled.mode.as_str(),
-        configz: to_configz(&settled.document),
-        profiling: settled.servers.profiling,
-        flagz: settled.gates.enabled(Feature::ComponentFlagz),
-        statusz: settled.gates.enabled(Feature::ComponentStatusz),
+        mode: config.mode.as_str(),
+        configz: to_configz(&config.document),
+        profiling: config.servers.profiling,
+        flagz: config.gates.enabled(Feature::ComponentFlagz),
+        statusz: config.gates.enabled(Feature::ComponentStatusz),
     }
 }

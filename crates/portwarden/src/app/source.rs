@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 use crate::config::gates::Feature;
-use crate::config::{ApiClient, Settled, Source};
+use crate::config::{ApiClient, Config, Source};
 use crate::engine::{Handle, Message};
 use crate::metrics::{RestClientMetrics, go_architecture};
 
@@ -34,7 +34,7 @@ pub(crate) struct RunningSource {
 impl RunningSource {
     /// Starts the source that the configuration names.
     pub(crate) async fn start(
-        settled: &Settled,
+        config: &Config,
         node: &str,
         version: &str,
         engine: &Handle,
@@ -43,7 +43,7 @@ impl RunningSource {
         let engine = engine.clone();
         let sink = Sink::new(EVENTS_IN_FLIGHT, move |update| engine.send(Message::Update(update)));
         let mut tasks = JoinSet::new();
-        match &settled.source {
+        match &config.source {
             Source::Manifests(path) => {
                 let files = Files::new(path, node)
                     .with_context(|| format!("cannot follow the manifests in {path:?}"))?;
@@ -55,7 +55,7 @@ impl RunningSource {
                 info!(server = client.server(), identity = client.identity(), "Following an API server");
                 let (recorder, record) = recorder(&client);
                 metrics.connected();
-                let streaming = settled.gates.enabled(Feature::WatchListClient);
+                let streaming = config.gates.enabled(Feature::WatchListClient);
                 tasks.spawn(Kubernetes::new(client, node).streaming_lists(streaming).run(sink));
                 // Ends with the last recorder; until then it is no part of the source whose end matters.
                 tokio::spawn(record);
@@ -76,8 +76,8 @@ impl RunningSource {
 }
 
 /// Tells a last Event before the process ends, if there is an API to tell it to and it answers soon.
-pub(super) async fn last_words(settled: &Settled, version: &str, event: NewEvent) {
-    let Source::Api(api) = &settled.source else { return };
+pub(super) async fn last_words(config: &Config, version: &str, event: NewEvent) {
+    let Source::Api(api) = &config.source else { return };
     let told = tokio::time::timeout(LAST_WORDS, async {
         let client = Client::new(options(api, version), None).await?;
         let (recorder, record) = recorder(&client);

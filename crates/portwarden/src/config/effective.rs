@@ -5,7 +5,7 @@ use super::document::{Document, Logging, VModule};
 use super::duration::GoDuration;
 use super::host_port;
 use super::problems::Problems;
-use super::settled::Defaulted;
+use super::typed::Defaulted;
 use crate::flags::{Action, Flags};
 
 /// A configuration with nothing left out, not yet checked.

@@ -1,4 +1,4 @@
-//! From the command line to a settled configuration, reading the file in between.
+//! From the command line to a validated configuration, reading the file in between.
 //!
 //! The file is read by a function of the caller, so that a reload goes the same way as the start and tests need no disk.
 
@@ -6,7 +6,7 @@ use std::io;
 
 use super::decode::{DecodeError, decode};
 use super::problems::Problems;
-use super::settle::{Settlement, settle};
+use super::validate::{LoadedConfig, validate};
 use crate::flags::{Flags, Program};
 
 /// Why there is no configuration. The process ends with status 1; a running one keeps the configuration it has.
@@ -30,15 +30,15 @@ pub enum LoadError {
     },
     /// The configuration is understood but cannot be used.
     #[error(transparent)]
-    Settle(#[from] Problems),
+    Validate(#[from] Problems),
 }
 
-/// Settles the flags, with the file that they name, if any.
+/// Validates the flags, with the file that they name, if any.
 pub fn load(
     program: Program,
     flags: &Flags,
     read: impl FnOnce(&str) -> io::Result<Vec<u8>>,
-) -> Result<Settlement, LoadError> {
+) -> Result<LoadedConfig, LoadError> {
     let file = match flags.config_file() {
         None => None,
         Some(path) => {
@@ -47,7 +47,7 @@ pub fn load(
             Some(decode(&bytes).map_err(|source| LoadError::Decode { path: path_again(), source })?)
         }
     };
-    Ok(settle(program, flags, file.as_ref())?)
+    Ok(validate(program, flags, file.as_ref())?)
 }
 
 #[cfg(test)]
@@ -65,8 +65,8 @@ mod tests {
 
     #[test]
     fn without_a_file_nothing_is_read() {
-        let settlement = load(Program::KubeProxy, &Flags::default(), |path| panic!("read {path}")).unwrap();
-        assert_eq!(settlement.settled.mode, Mode::Iptables);
+        let loaded = load(Program::KubeProxy, &Flags::default(), |path| panic!("read {path}")).unwrap();
+        assert_eq!(loaded.config.mode, Mode::Iptables);
         let empty = Flags { config: Some(String::new()), ..Flags::default() };
         assert!(load(Program::KubeProxy, &empty, |path| panic!("read {path}")).is_ok());
     }
@@ -75,11 +75,11 @@ mod tests {
     fn the_named_file_is_read() {
         let file =
             "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables";
-        let settlement = load(Program::KubeProxy, &with_config(), |path| {
+        let loaded = load(Program::KubeProxy, &with_config(), |path| {
             assert_eq!(path, "/etc/config.yaml");
             Ok(file.as_bytes().to_vec())
         });
-        assert_eq!(settlement.unwrap().settled.mode, Mode::Nftables);
+        assert_eq!(loaded.unwrap().config.mode, Mode::Nftables);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::fmt;
 use serde_json::Value;
 
 use super::gates::Feature;
-use super::settled::{Mode, Settled};
+use super::typed::{Config, Mode};
 use super::write::leaves;
 
 /// What has to be done to get from one configuration to another.
@@ -104,7 +104,7 @@ const EFFECTS: &[(&str, &[Mode], &[Effect])] = &[
 const ALL_MODES: &[Mode] = &[Mode::Iptables, Mode::Ipvs, Mode::Nftables];
 
 /// Compares two configurations.
-pub fn reload_plan(old: &Settled, new: &Settled) -> Plan {
+pub fn reload_plan(old: &Config, new: &Config) -> Plan {
     let (before, after) = (leaves(&old.document), leaves(&new.document));
     let fields: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     let modes = [old.mode, new.mode];
@@ -176,7 +176,7 @@ fn effects(field: &str, modes: [Mode; 2]) -> Vec<Effect> {
 }
 
 /// Gates are compared by what is on, not by what was written: a gate set to its default is no change.
-fn gate_changes(old: &Settled, new: &Settled) -> Vec<Change> {
+fn gate_changes(old: &Config, new: &Config) -> Vec<Change> {
     let changed = |feature: &Feature| old.gates.enabled(*feature) != new.gates.enabled(*feature);
     let change = |feature: Feature| Change {
         field: format!("{GATES}{}", feature.name()),
@@ -203,8 +203,8 @@ fn gate_effects(feature: Feature, modes: [Mode; 2]) -> &'static [Effect] {
     }
 }
 
-fn pacing_change(old: &Settled, new: &Settled) -> Change {
-    let shown = |settled: &Settled| match settled.fixed_min_sync_period() {
+fn pacing_change(old: &Config, new: &Config) -> Change {
+    let shown = |config: &Config| match config.fixed_min_sync_period() {
         Some(_) => Value::from("as given"),
         None => Value::from("adaptive"),
     };

@@ -11,7 +11,7 @@ use portwarden_model::{Cluster, Family, Kind, NamespacedName};
 use portwarden_source::Update;
 
 use crate::app::RunningSource;
-use crate::config::Settled;
+use crate::config::Config;
 use crate::engine::{self, Inbox, Message, Moment};
 use crate::host::{self, HostAddresses};
 use crate::metrics::Metrics;
@@ -20,14 +20,14 @@ use crate::metrics::Metrics;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Explains one Service, given as `NAME` or `NAMESPACE/NAME`.
-pub fn explain(service: &str, settled: &Settled, version: &str) -> anyhow::Result<String> {
+pub fn explain(service: &str, config: &Config, version: &str) -> anyhow::Result<String> {
     let (namespace, name) = service.split_once('/').unwrap_or(("default", service));
     let service = NamespacedName::new(namespace, name);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("cannot start the runtime for the source of objects")?;
-    let cluster = runtime.block_on(gather(settled, version))?;
+    let cluster = runtime.block_on(gather(config, version))?;
     runtime.shutdown_background();
     let found: Vec<String> = Family::BOTH
         .into_iter()
@@ -40,13 +40,13 @@ pub fn explain(service: &str, settled: &Settled, version: &str) -> anyhow::Resul
 }
 
 /// Everything that the source tells, until all kinds of objects are there.
-async fn gather(settled: &Settled, version: &str) -> anyhow::Result<Cluster> {
-    let node = host::node_name(settled.hostname_override.as_deref())?;
-    let mut cluster = Cluster::new(settled.model_settings(&node, Moment::now().wall));
+async fn gather(config: &Config, version: &str) -> anyhow::Result<Cluster> {
+    let node = host::node_name(config.hostname_override.as_deref())?;
+    let mut cluster = Cluster::new(config.model_settings(&node, Moment::now().wall));
     cluster.apply(HostAddresses::open().and_then(|mut addresses| addresses.list())?);
     let metrics = Metrics::new(&crate::version::build_info(version))?;
     let (handle, inbox) = engine::inbox().context("cannot make an inbox")?;
-    let _source = RunningSource::start(settled, &node, version, &handle, &metrics.rest_client).await?;
+    let _source = RunningSource::start(config, &node, version, &handle, &metrics.rest_client).await?;
     let deadline = Instant::now() + PATIENCE;
     let mut trouble = String::new();
     while !is_complete(&cluster) {

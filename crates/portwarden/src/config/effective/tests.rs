@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::config::settle;
+use crate::config::validate;
 use crate::config::write::leaves;
 use crate::flags::{Invocation, Program, parse};
 
@@ -85,7 +85,7 @@ fn document(arguments: &[String]) -> Document {
     let Invocation::Run(flags) = parse(Program::KubeProxy, arguments).expect("flags").invocation else {
         panic!("{arguments:?} only print something");
     };
-    settle(Program::KubeProxy, &flags, None).expect("can be used").settled.document
+    validate(Program::KubeProxy, &flags, None).expect("can be used").config.document
 }
 
 #[test]

@@ -12,7 +12,7 @@ pub enum Stage {
     Alpha,
     /// Usually on.
     Beta,
-    /// Settled; the gate will go.
+    /// Stable; the gate will be removed.
     Ga,
     /// On its way out.
     Deprecated,

@@ -2,24 +2,24 @@
 
 use super::*;
 use crate::config::document::Document;
-use crate::config::{decode, settle};
+use crate::config::{decode, validate};
 use crate::flags::{Flags, Program};
 
-fn settled(fields: &str) -> Settled {
+fn config(fields: &str) -> Config {
     let text =
         format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}");
     let file = decode(text.as_bytes()).unwrap();
-    settle(Program::KubeProxy, &Flags::default(), Some(&file)).unwrap().settled
+    validate(Program::KubeProxy, &Flags::default(), Some(&file)).unwrap().config
 }
 
 fn plan(old: &str, new: &str) -> Plan {
-    reload_plan(&settled(old), &settled(new))
+    reload_plan(&config(old), &config(new))
 }
 
 #[test]
 fn every_field_has_a_row() {
     let fields = leaves(
-        &settled("logging: {vmodule: [{filePattern: a, verbosity: 1}]}\nwindowsRunAsService: true").document,
+        &config("logging: {vmodule: [{filePattern: a, verbosity: 1}]}\nwindowsRunAsService: true").document,
     );
     assert_eq!(fields.len(), 57, "all fields of the reference that are shown");
     for field in fields.keys() {
@@ -135,6 +135,6 @@ fn a_change_can_be_read() {
 #[test]
 fn an_empty_document_has_the_same_fields_as_a_full_one() {
     let empty = leaves(&Document::default());
-    let full = leaves(&settled("").document);
+    let full = leaves(&config("").document);
     assert_eq!(empty.keys().collect::<Vec<_>>(), full.keys().collect::<Vec<_>>());
 }

@@ -11,7 +11,7 @@ use super::gates::{Feature, FeatureGates};
 
 /// A configuration in which nothing is left to check.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Settled {
+pub struct Config {
     /// The dataplane.
     pub mode: Mode,
     /// When rules are written.
@@ -220,7 +220,7 @@ pub struct Defaulted {
     pub min_sync_period: bool,
 }
 
-impl Settled {
+impl Config {
     /// The shortest time between two writes that the operator insists on; without one, it adapts to the load.
     pub fn fixed_min_sync_period(&self) -> Option<Duration> {
         let given = self.pacing.min_sync_period;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use portwarden_model::{DetectLocal, Family, NodePortRange, PerFamily, parse_ip};
 
-use super::settled::Settled;
+use super::typed::Config;
 
 /// What is known about the node once its object was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,17 +30,17 @@ pub struct Verdict {
 }
 
 /// Compares a configuration with the node it is used on.
-pub fn check(settled: &Settled, node: &NodeFacts) -> Verdict {
+pub fn check(config: &Config, node: &NodeFacts) -> Verdict {
     let mut verdict = Verdict::default();
-    verdict.warnings.extend(node_port_addresses(settled, node));
-    families(settled, node, &mut verdict);
+    verdict.warnings.extend(node_port_addresses(config, node));
+    families(config, node, &mut verdict);
     verdict
 }
 
-fn node_port_addresses(settled: &Settled, node: &NodeFacts) -> Option<String> {
+fn node_port_addresses(config: &Config, node: &NodeFacts) -> Option<String> {
     let (primary, other) = (node.primary, node.primary.other());
     let ranges: Vec<Family> =
-        settled.node_port_addresses.iter().flat_map(|range| families_of(range, node)).collect();
+        config.node_port_addresses.iter().flat_map(|range| families_of(range, node)).collect();
     if ranges.is_empty() {
         return Some(
             "nodePortAddresses is empty: node ports answer on every address of this node; consider \
@@ -48,12 +48,12 @@ fn node_port_addresses(settled: &Settled, node: &NodeFacts) -> Option<String> {
                 .to_owned(),
         );
     }
-    let excluded = settled.ipvs.as_ref().map_or(&[][..], |ipvs| &ipvs.exclude_cidrs);
+    let excluded = config.ipvs.as_ref().map_or(&[][..], |ipvs| &ipvs.exclude_cidrs);
     let both = |families: &mut dyn Iterator<Item = Family>| {
         let families: Vec<Family> = families.collect();
         Family::BOTH.iter().all(|family| families.contains(family))
     };
-    let dual_stack_meant = [&settled.cluster_cidrs[..], excluded, &node.pod_cidrs]
+    let dual_stack_meant = [&config.cluster_cidrs[..], excluded, &node.pod_cidrs]
         .iter()
         .any(|nets| both(&mut nets.iter().map(Family::of_net)))
         || both(&mut ranges.iter().copied());
@@ -82,7 +82,7 @@ fn families_of(range: &NodePortRange, node: &NodeFacts) -> Vec<Family> {
     }
 }
 
-fn families(settled: &Settled, node: &NodeFacts, verdict: &mut Verdict) {
+fn families(config: &Config, node: &NodeFacts, verdict: &mut Verdict) {
     let wrong = node.primary.other();
     let kind = if node.dual_stack { "first" } else { "only" };
     let only_wrong = |nets: &[IpNet]| !nets.is_empty() && nets.iter().all(|net| Family::of_net(net) == wrong);
@@ -95,27 +95,27 @@ fn families(settled: &Settled, node: &NodeFacts, verdict: &mut Verdict) {
             verdict.warnings.push(says(what));
         }
     };
-    if only_wrong(&settled.cluster_cidrs) {
-        let needed = matches!(settled.detect_local, DetectLocal::ClusterCidr(_)) && !node.dual_stack;
+    if only_wrong(&config.cluster_cidrs) {
+        let needed = matches!(config.detect_local, DetectLocal::ClusterCidr(_)) && !node.dual_stack;
         note(needed, "clusterCIDR is only");
     }
     if only_wrong(&node.pod_cidrs) {
-        note(matches!(settled.detect_local, DetectLocal::NodeCidr), "the Node's spec.podCIDRs are only");
+        note(matches!(config.detect_local, DetectLocal::NodeCidr), "the Node's spec.podCIDRs are only");
     }
-    let source_vip = settled.document.winkernel.source_vip.as_deref().and_then(parse_ip);
+    let source_vip = config.document.winkernel.source_vip.as_deref().and_then(parse_ip);
     if source_vip.is_some_and(|ip| Family::of(ip) == wrong) {
         note(false, "winkernel.sourceVip is");
     }
     if node.dual_stack {
         return;
     }
-    if settled.ipvs.as_ref().is_some_and(|ipvs| only_wrong(&ipvs.exclude_cidrs)) {
+    if config.ipvs.as_ref().is_some_and(|ipvs| only_wrong(&ipvs.exclude_cidrs)) {
         note(false, "ipvs.excludeCIDRs are only");
     }
-    if settled.servers.healthz.is_some_and(|address| wrong_ip(address.ip())) {
+    if config.servers.healthz.is_some_and(|address| wrong_ip(address.ip())) {
         note(false, "healthzBindAddress is");
     }
-    if wrong_ip(settled.servers.metrics.ip()) {
+    if wrong_ip(config.servers.metrics.ip()) {
         note(false, "metricsBindAddress is");
     }
 }

@@ -1,14 +1,14 @@
 //! Configurations on nodes they suit, half suit or do not suit.
 
 use super::*;
-use crate::config::{decode, settle};
+use crate::config::{decode, validate};
 use crate::flags::{Flags, Program};
 
-fn settled(fields: &str) -> Settled {
+fn config(fields: &str) -> Config {
     let text =
         format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}");
     let file = decode(text.as_bytes()).unwrap();
-    settle(Program::KubeProxy, &Flags::default(), Some(&file)).unwrap().settled
+    validate(Program::KubeProxy, &Flags::default(), Some(&file)).unwrap().config
 }
 
 fn node(dual_stack: bool) -> NodeFacts {
@@ -17,7 +17,7 @@ fn node(dual_stack: bool) -> NodeFacts {
 }
 
 fn warnings(fields: &str, node: &NodeFacts) -> Vec<String> {
-    let verdict = check(&settled(fields), node);
+    let verdict = check(&config(fields), node);
     assert_eq!(verdict.fatal, None, "{fields}");
     verdict.warnings
 }
@@ -61,7 +61,7 @@ fn node_ports_that_answer_where_nobody_expects_it() {
 fn cluster_ranges_of_the_wrong_family_stop_a_single_stack_node() {
     let fields = "nodePortAddresses: [primary]\nclusterCIDR: fd00::/8";
     one(fields, &node(true), "the cluster is IPv4 first but clusterCIDR is only IPv6");
-    let verdict = check(&settled(fields), &node(false));
+    let verdict = check(&config(fields), &node(false));
     assert_eq!(
         verdict.fatal.as_deref(),
         Some("kube-proxy configuration is incorrect: the cluster is IPv4 only but clusterCIDR is only IPv6")
@@ -74,7 +74,7 @@ fn pod_ranges_of_the_wrong_family_stop_the_mode_that_uses_them() {
     let mut pods = node(true);
     pods.pod_cidrs = vec!["fd00::/64".parse().unwrap()];
     one("nodePortAddresses: [primary]", &pods, "spec.podCIDRs are only IPv6");
-    let verdict = check(&settled("nodePortAddresses: [primary]\ndetectLocalMode: NodeCIDR"), &pods);
+    let verdict = check(&config("nodePortAddresses: [primary]\ndetectLocalMode: NodeCIDR"), &pods);
     assert!(verdict.fatal.is_some_and(|fatal| fatal.contains("spec.podCIDRs")));
 }
 

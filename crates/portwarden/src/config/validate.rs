@@ -13,14 +13,14 @@ use super::decode::{Decoded, Remark};
 use super::effective::effective;
 use super::gates::{FeatureGates, GateNotice, GateWithoutEffect};
 use super::problems::Problems;
-use super::settled::{Mode, Settled};
+use super::typed::{Config, Mode};
 use crate::flags::{Flags, Program};
 
-/// A settled configuration and what the operator should know about it.
+/// A validated configuration and what the operator should know about it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Settlement {
+pub struct LoadedConfig {
     /// The configuration.
-    pub settled: Settled,
+    pub config: Config,
     /// Remarks for the log, in order.
     pub notices: Vec<Notice>,
 }
@@ -42,8 +42,8 @@ pub enum Notice {
     IpvsDeprecated,
 }
 
-/// Settles what was written on the command line and, if there is one, in the file.
-pub fn settle(program: Program, flags: &Flags, file: Option<&Decoded>) -> Result<Settlement, Problems> {
+/// Validates what was written on the command line and, if there is one, in the file.
+pub fn validate(program: Program, flags: &Flags, file: Option<&Decoded>) -> Result<LoadedConfig, Problems> {
     let mut problems = Problems::default();
     let effective = effective(flags, file.map(|file| &file.document), &mut problems);
     let mut notices = Vec::new();
@@ -64,13 +64,13 @@ pub fn settle(program: Program, flags: &Flags, file: Option<&Decoded>) -> Result
             FeatureGates::default()
         }
     };
-    let settled = sections::settled(effective, flags, gates, &mut problems);
+    let config = sections::config(effective, flags, gates, &mut problems);
     if !problems.is_empty() {
         return Err(problems);
     }
-    notices.extend(settled.defaulted.mode.then_some(Notice::ModeDefaulted));
-    notices.extend((settled.mode == Mode::Ipvs).then_some(Notice::IpvsDeprecated));
-    Ok(Settlement { settled, notices })
+    notices.extend(config.defaulted.mode.then_some(Notice::ModeDefaulted));
+    notices.extend((config.mode == Mode::Ipvs).then_some(Notice::IpvsDeprecated));
+    Ok(LoadedConfig { config, notices })
 }
 
 impl fmt::Display for Notice {

@@ -8,7 +8,7 @@ use portwarden_model::{DetectLocal, NodePortRange};
 use super::*;
 use crate::config::decode::decode;
 use crate::config::gates::Feature;
-use crate::config::settled::{LogFormat, Source};
+use crate::config::typed::{LogFormat, Source};
 use crate::flags::{Invocation, parse};
 
 fn flags(arguments: &[&str]) -> Flags {
@@ -27,20 +27,20 @@ fn file(fields: &str) -> Decoded {
     .unwrap()
 }
 
-fn from_flags(arguments: &[&str]) -> Result<Settlement, Problems> {
-    settle(Program::Portwarden, &flags(arguments), None)
+fn from_flags(arguments: &[&str]) -> Result<LoadedConfig, Problems> {
+    validate(Program::Portwarden, &flags(arguments), None)
 }
 
-fn from_file(fields: &str) -> Result<Settlement, Problems> {
-    settle(Program::Portwarden, &Flags::default(), Some(&file(fields)))
+fn from_file(fields: &str) -> Result<LoadedConfig, Problems> {
+    validate(Program::Portwarden, &Flags::default(), Some(&file(fields)))
 }
 
-fn with_flags(arguments: &[&str]) -> Settled {
-    from_flags(arguments).unwrap().settled
+fn with_flags(arguments: &[&str]) -> Config {
+    from_flags(arguments).unwrap().config
 }
 
-fn with_file(fields: &str) -> Settled {
-    from_file(fields).unwrap().settled
+fn with_file(fields: &str) -> Config {
+    from_file(fields).unwrap().config
 }
 
 /// A file that breaks a rule, and the one problem it must give.
@@ -400,21 +400,18 @@ fn what_a_mode_does_not_use_is_not_checked() {
 
 #[test]
 fn nothing_written_gives_the_defaults() {
-    let Settlement { settled, notices } = from_flags(&[]).unwrap();
-    assert_eq!(settled.mode, Mode::Iptables);
-    assert_eq!(
-        (settled.masquerade.bit, settled.masquerade.mark(), settled.masquerade.all),
-        (14, 0x4000, false)
-    );
-    assert_eq!(settled.pacing.sync_period, Duration::from_secs(30));
-    assert_eq!(settled.pacing.min_sync_period, Duration::from_secs(1));
-    assert_eq!(settled.fixed_min_sync_period(), None, "nobody asked for it");
-    assert_eq!(settled.servers.healthz, Some("0.0.0.0:10256".parse().unwrap()));
-    assert_eq!(settled.servers.metrics, "127.0.0.1:10249".parse().unwrap());
-    assert_eq!(settled.detect_local, DetectLocal::ClusterCidr(Vec::new()));
-    assert_eq!((settled.bind_address, &settled.hostname_override, &settled.ipvs), (None, &None, &None));
+    let LoadedConfig { config, notices } = from_flags(&[]).unwrap();
+    assert_eq!(config.mode, Mode::Iptables);
+    assert_eq!((config.masquerade.bit, config.masquerade.mark(), config.masquerade.all), (14, 0x4000, false));
+    assert_eq!(config.pacing.sync_period, Duration::from_secs(30));
+    assert_eq!(config.pacing.min_sync_period, Duration::from_secs(1));
+    assert_eq!(config.fixed_min_sync_period(), None, "nobody asked for it");
+    assert_eq!(config.servers.healthz, Some("0.0.0.0:10256".parse().unwrap()));
+    assert_eq!(config.servers.metrics, "127.0.0.1:10249".parse().unwrap());
+    assert_eq!(config.detect_local, DetectLocal::ClusterCidr(Vec::new()));
+    assert_eq!((config.bind_address, &config.hostname_override, &config.ipvs), (None, &None, &None));
     assert_eq!(notices, [Notice::ModeDefaulted]);
-    let Source::Api(client) = settled.source else { panic!("not the API") };
+    let Source::Api(client) = config.source else { panic!("not the API") };
     assert_eq!(client.accept, "application/vnd.kubernetes.protobuf, */*");
     assert_eq!(client.limit.map(|limit| (limit.qps, limit.burst)), Some((5.0, 10)));
 }
@@ -438,15 +435,15 @@ fn a_file_replaces_every_flag_but_a_few() {
         "--vmodule=a=1",
         "--logging-format=text",
     ]);
-    let Settlement { settled, notices } = settle(Program::KubeProxy, &given, Some(&file)).unwrap();
-    assert_eq!(settled.mode, Mode::Nftables);
-    assert!(settled.gates.enabled(Feature::NftablesNetlink));
-    assert!(settled.servers.healthz.is_some());
-    assert_eq!(settled.hostname_override.as_deref(), Some("flag-name"));
-    assert_eq!((settled.logging.verbosity, settled.logging.format), (7, LogFormat::Text));
-    let patterns: Vec<_> = settled.logging.vmodule.iter().map(|item| item.file_pattern.as_str()).collect();
+    let LoadedConfig { config, notices } = validate(Program::KubeProxy, &given, Some(&file)).unwrap();
+    assert_eq!(config.mode, Mode::Nftables);
+    assert!(config.gates.enabled(Feature::NftablesNetlink));
+    assert!(config.servers.healthz.is_some());
+    assert_eq!(config.hostname_override.as_deref(), Some("flag-name"));
+    assert_eq!((config.logging.verbosity, config.logging.format), (7, LogFormat::Text));
+    let patterns: Vec<_> = config.logging.vmodule.iter().map(|item| item.file_pattern.as_str()).collect();
     assert_eq!(patterns, ["a", "f"], "flags first");
-    let Source::Api(client) = &settled.source else { panic!("not the API") };
+    let Source::Api(client) = &config.source else { panic!("not the API") };
     assert_eq!((client.kubeconfig.as_deref(), client.master.as_deref()), (None, Some("https://m")));
     let ignored =
         vec!["kubeconfig", "feature-gates", "proxy-mode", "cluster-cidr", "healthz-port", "metrics-port"];
@@ -455,9 +452,8 @@ fn a_file_replaces_every_flag_but_a_few() {
 
 #[test]
 fn an_ipv6_bind_address_moves_the_servers_only_from_a_file() {
-    let servers = |settled: &Settled| {
-        (settled.servers.healthz.unwrap().to_string(), settled.servers.metrics.to_string())
-    };
+    let servers =
+        |config: &Config| (config.servers.healthz.unwrap().to_string(), config.servers.metrics.to_string());
     let v6 = with_file("bindAddress: '::'");
     assert_eq!(servers(&v6), ("[::]:10256".to_owned(), "[::1]:10249".to_owned()));
     let v4 = with_flags(&["--bind-address=::"]);
@@ -493,12 +489,12 @@ fn the_old_port_flags_only_fill_in_a_missing_port() {
 
 #[test]
 fn periods_come_from_the_mode_in_effect() {
-    let periods = |settled: &Settled| {
-        let Settled { pacing, .. } = settled;
+    let periods = |config: &Config| {
+        let Config { pacing, .. } = config;
         (
             pacing.sync_period.as_secs(),
             pacing.min_sync_period.as_secs(),
-            settled.fixed_min_sync_period().is_some(),
+            config.fixed_min_sync_period().is_some(),
         )
     };
     let file = "iptables: {syncPeriod: 10s, minSyncPeriod: 2s}\nipvs: {syncPeriod: 20s, minSyncPeriod: 3s}\n\
@@ -535,7 +531,7 @@ fn periods_come_from_the_mode_in_effect() {
 #[test]
 fn masquerading_comes_from_the_mode_in_effect() {
     let file = "iptables: {masqueradeAll: true, masqueradeBit: 1}\nnftables: {masqueradeBit: 2}\n";
-    let masquerade = |settled: Settled| (settled.masquerade.all, settled.masquerade.bit);
+    let masquerade = |config: Config| (config.masquerade.all, config.masquerade.bit);
     assert_eq!(masquerade(with_file(file)), (true, 1));
     assert_eq!(masquerade(with_file(&format!("{file}mode: ipvs"))), (true, 1));
     assert_eq!(masquerade(with_file(&format!("{file}mode: nftables"))), (false, 2));
@@ -568,21 +564,21 @@ fn node_port_addresses_default_to_primary_in_nftables_only() {
 
 #[test]
 fn zeros_that_mean_something_are_kept() {
-    let settled = with_file(
+    let config = with_file(
         "conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}\noomScoreAdj: 0\n\
          iptables: {masqueradeBit: 0, localhostNodePorts: false}",
     );
-    assert_eq!((settled.conntrack.max_per_core, settled.conntrack.min), (0, 0));
+    assert_eq!((config.conntrack.max_per_core, config.conntrack.min), (0, 0));
     assert_eq!(
-        (settled.conntrack.tcp_established_timeout, settled.conntrack.tcp_close_wait_timeout),
+        (config.conntrack.tcp_established_timeout, config.conntrack.tcp_close_wait_timeout),
         (Duration::ZERO, Duration::ZERO)
     );
-    assert_eq!((settled.oom_score_adj, settled.masquerade.bit, settled.localhost_node_ports), (0, 0, false));
+    assert_eq!((config.oom_score_adj, config.masquerade.bit, config.localhost_node_ports), (0, 0, false));
 }
 
 #[test]
 fn rates_below_zero_mean_no_limit_and_zero_the_usual_one() {
-    let limit = |settled: Settled| match settled.source {
+    let limit = |config: Config| match config.source {
         Source::Api(client) => client.limit.map(|limit| (limit.qps, limit.burst)),
         Source::Manifests(_) => panic!("not the API"),
     };
@@ -594,19 +590,18 @@ fn rates_below_zero_mean_no_limit_and_zero_the_usual_one() {
 
 #[test]
 fn ways_to_tell_pod_traffic() {
-    let settled = with_file("clusterCIDR: fd00::/8,10.0.0.0/8");
+    let config = with_file("clusterCIDR: fd00::/8,10.0.0.0/8");
     let nets: Vec<ipnet::IpNet> = vec!["fd00::/8".parse().unwrap(), "10.0.0.0/8".parse().unwrap()];
     assert_eq!(
-        (&settled.detect_local, &settled.cluster_cidrs),
+        (&config.detect_local, &config.cluster_cidrs),
         (&DetectLocal::ClusterCidr(nets.clone()), &nets)
     );
-    let settled = with_file("detectLocalMode: NodeCIDR\nclusterCIDR: 10.0.0.0/8");
-    assert_eq!((settled.detect_local, settled.cluster_cidrs.len()), (DetectLocal::NodeCidr, 1));
-    let settled = with_flags(&["--detect-local-mode=BridgeInterface", "--pod-bridge-interface=br0"]);
-    assert_eq!(settled.detect_local, DetectLocal::BridgeInterface("br0".into()));
-    let settled =
-        with_flags(&["--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=veth"]);
-    assert_eq!(settled.detect_local, DetectLocal::InterfaceNamePrefix("veth".into()));
+    let config = with_file("detectLocalMode: NodeCIDR\nclusterCIDR: 10.0.0.0/8");
+    assert_eq!((config.detect_local, config.cluster_cidrs.len()), (DetectLocal::NodeCidr, 1));
+    let config = with_flags(&["--detect-local-mode=BridgeInterface", "--pod-bridge-interface=br0"]);
+    assert_eq!(config.detect_local, DetectLocal::BridgeInterface("br0".into()));
+    let config = with_flags(&["--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=veth"]);
+    assert_eq!(config.detect_local, DetectLocal::InterfaceNamePrefix("veth".into()));
     assert_eq!(with_flags(&["--cluster-cidr=10.0.0.0/8"]).cluster_cidrs.len(), 1);
 }
 
@@ -628,15 +623,15 @@ fn logging_options_of_the_chosen_format_count() {
 #[test]
 fn our_own_flags_count_beside_a_file() {
     let given = flags(&["--manifests=/m", "--sysctl-hard-fail"]);
-    let settled = settle(Program::Portwarden, &given, Some(&file("mode: nftables"))).unwrap().settled;
-    assert_eq!((settled.source, settled.sysctl_hard_fail), (Source::Manifests("/m".to_owned()), true));
+    let config = validate(Program::Portwarden, &given, Some(&file("mode: nftables"))).unwrap().config;
+    assert_eq!((config.source, config.sysctl_hard_fail), (Source::Manifests("/m".to_owned()), true));
 }
 
 #[test]
-fn ipvs_is_settled_only_in_its_mode_and_is_on_its_way_out() {
+fn ipvs_settings_exist_only_in_its_mode_which_is_deprecated() {
     let fields = "mode: ipvs\nipvs: {strictARP: true, tcpTimeout: 1m, excludeCIDRs: [10.0.0.0/8]}";
-    let Settlement { settled, notices } = from_file(fields).unwrap();
-    let ipvs = settled.ipvs.unwrap();
+    let LoadedConfig { config, notices } = from_file(fields).unwrap();
+    let ipvs = config.ipvs.unwrap();
     assert_eq!((ipvs.scheduler.as_str(), ipvs.strict_arp, ipvs.tcp_timeout.as_secs()), ("rr", true, 60));
     assert_eq!(ipvs.exclude_cidrs.len(), 1);
     assert_eq!(notices, [Notice::IpvsDeprecated]);
@@ -644,7 +639,7 @@ fn ipvs_is_settled_only_in_its_mode_and_is_on_its_way_out() {
 
 #[test]
 fn notices_say_what_to_do() {
-    let Settlement { notices, .. } =
+    let LoadedConfig { notices, .. } =
         from_file("modus: x\nmode: iptables\nmode: nftables\nfeatureGates: {KubeProxyIPVS: true}").unwrap();
     let texts: Vec<String> = notices.iter().map(ToString::to_string).collect();
     assert_eq!(
@@ -655,7 +650,7 @@ fn notices_say_what_to_do() {
             "feature gate KubeProxyIPVS is set to true, but it is deprecated and a future release will not know it",
         ]
     );
-    let Settlement { notices, .. } =
+    let LoadedConfig { notices, .. } =
         from_file("mode: nftables\nfeatureGates: {NFTablesNetlink: false}").unwrap();
     assert!(matches!(notices.as_slice(), [Notice::GateWithoutEffect(_)]), "{notices:?}");
     assert!(notices[0].to_string().contains("which has no effect"), "{}", notices[0]);
@@ -669,13 +664,13 @@ fn notices_say_what_to_do() {
 
 #[test]
 fn the_model_gets_what_it_needs() {
-    let settled = with_flags(&[
+    let config = with_flags(&[
         "--proxy-mode=nftables",
         "--masquerade-all",
         "--bind-address=10.0.0.1",
         "--feature-gates=AllowServiceExternalIPs=false",
     ]);
-    let settings = settled.model_settings("node-a", portwarden_model::Timestamp::from_nanos(7));
+    let settings = config.model_settings("node-a", portwarden_model::Timestamp::from_nanos(7));
     assert_eq!(settings.node_name.as_str(), "node-a");
     assert!(settings.masquerade_all && !settings.allow_external_ips);
     assert_eq!(settings.node_port_addresses, [NodePortRange::Primary]);

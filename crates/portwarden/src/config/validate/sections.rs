@@ -9,19 +9,19 @@ use crate::config::document::{self, Document};
 use crate::config::effective::Effective;
 use crate::config::gates::{Feature, FeatureGates};
 use crate::config::problems::{ProblemKind, Problems};
-use crate::config::settled::{
-    ApiClient, Conntrack, Ipvs, LogFormat, Logging, Masquerade, Mode, Pacing, RateLimit, Servers, Settled,
+use crate::config::typed::{
+    ApiClient, Config, Conntrack, Ipvs, LogFormat, Logging, Masquerade, Mode, Pacing, RateLimit, Servers,
     Source,
 };
 use crate::flags::{Flags, REFERENCE_MINOR};
 
 /// The whole; problems are noted, not returned.
-pub(super) fn settled(
+pub(super) fn config(
     effective: Effective,
     flags: &Flags,
     gates: FeatureGates,
     problems: &mut Problems,
-) -> Settled {
+) -> Config {
     let Effective { document, defaulted } = effective;
     let logging = logging(problems, &document.logging, &gates);
     let masquerade = masquerade(problems, &document);
@@ -45,7 +45,7 @@ pub(super) fn settled(
     let (detect_local, cluster_cidrs) = detect_local(problems, &document);
     let hostname_override = hostname(problems, text(&document.hostname_override));
     let manifests = flags.manifests.clone().filter(|path| !path.is_empty());
-    Settled {
+    Config {
         mode,
         pacing,
         masquerade,
