@@ -19,5 +19,6 @@ pub mod http;
 pub mod logging;
 pub mod loopback;
 pub mod metrics;
+pub mod modes;
 pub mod status;
 pub mod version;

@@ -346,10 +346,20 @@ fn a_process_that_cannot_run_says_so_twice_and_ends_with_status_1() -> Result<()
     }
     let flags = ["--proxy-mode=ipvs", "--conntrack-max-per-core=0"];
     let error = format!("{:#}", rig.program().args(flags).run().err().context("it cannot run")?);
-    for words in
-        ["exit status: 1", "mode ipvs is deprecated", "mode ipvs is not built in; use --proxy-mode=nftables"]
-    {
+    for words in [
+        "exit status: 1",
+        "mode ipvs is deprecated",
+        "mode ipvs is not built in yet; use --proxy-mode=nftables",
+    ] {
         ensure!(error.contains(words), "{words}: {error}");
+    }
+    for mode in ["userspace", "ebpf"] {
+        let flags = [&format!("--proxy-mode={mode}"), "--conntrack-max-per-core=0"];
+        let error = format!("{:#}", rig.program().args(flags).run().err().context("it cannot run")?);
+        ensure!(
+            error.contains(&format!("mode {mode} is not built in yet; use --proxy-mode=nftables")),
+            "{error}"
+        );
     }
     Ok(())
 }
@@ -635,6 +645,34 @@ fn a_clean_up_removes_what_ipvs_mode_left() -> Result<()> {
         "the device is gone"
     );
     rig.program().arg("--cleanup").run()?;
+    Ok(())
+}
+
+/// An entry that cannot be read may have excluded any virtual server.
+#[test]
+fn a_clean_up_with_unreadable_exclusions_leaves_virtual_servers_alone() -> Result<()> {
+    let rig = Rig::new()?;
+    let run = |arguments: &str| rig.node().command("ip").args(arguments.split(' ')).run();
+    let clean_up = |excluded: &str| {
+        let config = rig.path("config.yaml");
+        rig.write(
+            "config.yaml",
+            &format!(
+                "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n\
+                 ipvs:\n  excludeCIDRs: [{excluded}]\n"
+            ),
+        )?;
+        rig.program().args(["--cleanup", &format!("--config={}", config.display())]).run()
+    };
+    clean_up("172.16.0.0/12, 10.0.0.0/33").context("without the device there is nothing to protect")?;
+    run("link add kube-ipvs0 type bridge")?;
+    let error = format!("{:#}", clean_up("172.16.0.0/12, 10.0.0.0/33").err().context("it is refused")?);
+    for words in ["exit status: 1", "10.0.0.0/33", "all virtual servers stay"] {
+        ensure!(error.contains(words), "{words}: {error}");
+    }
+    run("link show kube-ipvs0").context("the device stays, too: it identifies the virtual servers")?;
+    clean_up("172.16.0.0/12, 10.0.0.0/8")?;
+    ensure!(run("link show kube-ipvs0").is_err(), "the device is gone");
     Ok(())
 }
 

@@ -4,15 +4,14 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use ipnet::IpNet;
 use portwarden_iptables::{IptablesDataplane, Programs, Variant};
-use portwarden_model::{Dataplane, Family, PerFamily, parse_cidr};
+use portwarden_model::{Dataplane, Family, PerFamily};
 use portwarden_nftables::{Nftables, Watch};
 use tracing::{debug, info};
 
 use super::ipvs;
 use crate::config::gates::Feature;
-use crate::config::{Config, Mode};
+use crate::config::{Config, ExcludedRanges, Mode};
 use crate::engine;
 use crate::host::{FamilySupport, has_ipv6};
 use crate::metrics::{ModeMetrics, PacketCounter};
@@ -20,14 +19,16 @@ use crate::metrics::{ModeMetrics, PacketCounter};
 /// Finds out which families can be served in a mode.
 pub(super) fn families(mode: Mode) -> anyhow::Result<FamilySupport> {
     let works = |family| match mode {
-        Mode::Nftables => true,
-        Mode::Iptables | Mode::Ipvs => match Programs::new(family, Variant::FromPath).check() {
-            Ok(()) => true,
-            Err(error) => {
-                info!(ipFamily = %family, err = crate::logging::chain(&error), "No iptables support for family");
-                false
+        Mode::Nftables | Mode::Ebpf => true,
+        Mode::Iptables | Mode::Ipvs | Mode::Userspace => {
+            match Programs::new(family, Variant::FromPath).check() {
+                Ok(()) => true,
+                Err(error) => {
+                    info!(ipFamily = %family, err = crate::logging::chain(&error), "No iptables support for family");
+                    false
+                }
             }
-        },
+        }
     };
     let support = FamilySupport(PerFamily {
         v4: works(Family::V4),
@@ -79,7 +80,12 @@ pub(super) fn build(config: &Config, support: FamilySupport) -> anyhow::Result<V
             };
             families.map(build).collect()
         }
-        Mode::Ipvs => bail!("mode ipvs is not built in; use --proxy-mode=nftables, which takes its place"),
+        Mode::Ipvs | Mode::Userspace | Mode::Ebpf => {
+            bail!(
+                "mode {} is not built in yet; use --proxy-mode=nftables or --proxy-mode=iptables",
+                config.mode
+            )
+        }
     }
 }
 
@@ -116,9 +122,10 @@ enum Ipvs {
 
 /// Removes what all modes but this one may have left behind. Goes on after failures and returns all of them.
 pub fn clean_up(except: Option<Mode>, config: &Config) -> Vec<anyhow::Error> {
-    let excluded = config.document.ipvs.exclude_cidrs.as_deref().unwrap_or_default();
-    let excluded: Vec<IpNet> = excluded.iter().filter_map(|net| parse_cidr(net)).collect();
-    leftovers(except).into_iter().filter_map(|leftover| remove(leftover, &excluded).err()).collect()
+    leftovers(except)
+        .into_iter()
+        .filter_map(|leftover| remove(leftover, &config.ipvs_excluded).err())
+        .collect()
 }
 
 fn leftovers(except: Option<Mode>) -> Vec<Leftover> {
@@ -146,7 +153,7 @@ fn leftovers(except: Option<Mode>) -> Vec<Leftover> {
 }
 
 /// Virtual servers in the ranges `excluded` stay.
-fn remove(leftover: Leftover, excluded: &[IpNet]) -> anyhow::Result<()> {
+fn remove(leftover: Leftover, excluded: &ExcludedRanges) -> anyhow::Result<()> {
     match leftover {
         Leftover::Nftables(family) => {
             let found = portwarden_nftables::cleanup(family)

@@ -15,6 +15,8 @@ use portwarden_netlink::ipvs::{VirtualServer, VirtualServers};
 use portwarden_netlink::route::Route;
 use tracing::{debug, info};
 
+use crate::config::ExcludedRanges;
+
 /// The device that holds the addresses of all Services.
 const DEVICE: &str = "kube-ipvs0";
 
@@ -119,7 +121,7 @@ pub(super) fn remove_sets() -> anyhow::Result<()> {
 /// Removes the virtual servers and then the device with the addresses of all Services. The device is how ipvs mode is told: without it,
 /// virtual servers are somebody else's. With it they are kube-proxy's, which suffers no others but those in ranges that it is to leave
 /// alone.
-pub(super) fn remove_device(proc: &Path, excluded: &[IpNet]) -> anyhow::Result<()> {
+pub(super) fn remove_device(proc: &Path, excluded: &ExcludedRanges) -> anyhow::Result<()> {
     let mut route = Route::open()?;
     let found = route.links()?.iter().any(|link| link.name == DEVICE);
     debug!(found, "Looked for {DEVICE}");
@@ -133,9 +135,16 @@ pub(super) fn remove_device(proc: &Path, excluded: &[IpNet]) -> anyhow::Result<(
         }
         return Ok(());
     }
+    if !excluded.invalid.is_empty() {
+        bail!(
+            "ipvs.excludeCIDRs has entries that are not CIDRs ({}), so the virtual servers that they exclude are unknown: {DEVICE} and all \
+             virtual servers stay; correct the entries and clean up again",
+            excluded.invalid.join(", ")
+        );
+    }
     if servers > 0 {
         // First, and a failure ends it: without the device nobody would know them for kube-proxy's again.
-        remove_virtual_servers(excluded).context("virtual servers of ipvs mode")?;
+        remove_virtual_servers(&excluded.cidrs).context("virtual servers of ipvs mode")?;
     }
     route.delete_link(DEVICE).with_context(|| format!("the device {DEVICE}"))?;
     Ok(())

@@ -311,8 +311,11 @@ fn cannot_listen(node: &str, error: &BindError) -> NewEvent {
 pub fn tell(notice: &Notice) {
     match notice {
         Notice::LenientDecoding(_) => info!("{notice}"),
-        Notice::FlagsIgnored(_) | Notice::Gate(_) | Notice::GateWithoutEffect(_) => warn!("{notice}"),
-        Notice::ModeDefaulted | Notice::IpvsDeprecated => {
+        Notice::FlagsIgnored(_)
+        | Notice::Gate(_)
+        | Notice::GateWithoutEffect(_)
+        | Notice::InvalidExcludedRanges(_) => warn!("{notice}"),
+        Notice::ModeDefaulted | Notice::ModeDeprecated(_) => {
             error!(err = %notice, "Kube-proxy configuration may be incomplete or incorrect");
         }
     }
@@ -323,11 +326,12 @@ fn tell_deprecations(notices: &[Notice], events: &Events) {
     for notice in notices {
         let reason = match notice {
             Notice::ModeDefaulted => "KubeProxyDefaultMode",
-            Notice::IpvsDeprecated => "IPVSDeprecation",
+            Notice::ModeDeprecated(deprecation) => deprecation.reason,
             Notice::LenientDecoding(_)
             | Notice::FlagsIgnored(_)
             | Notice::Gate(_)
-            | Notice::GateWithoutEffect(_) => continue,
+            | Notice::GateWithoutEffect(_)
+            | Notice::InvalidExcludedRanges(_) => continue,
         };
         events.node_warning(reason, notice.to_string());
     }

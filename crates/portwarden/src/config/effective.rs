@@ -7,6 +7,7 @@ use super::host_port;
 use super::problems::Problems;
 use super::typed::Defaulted;
 use crate::flags::{Action, Flags};
+use crate::modes::{Mode, Section};
 
 /// A configuration with nothing left out, not yet checked.
 pub(super) struct Effective {
@@ -30,10 +31,10 @@ pub(super) fn effective(flags: &Flags, file: Option<&Document>, problems: &mut P
 
 /// The shortest time between two writes that a file asks for; zero is no wish.
 fn written_min_sync_period(written: &Document) -> Option<GoDuration> {
-    let period = match written.mode.as_deref() {
-        Some("ipvs") => written.ipvs.min_sync_period,
-        Some("nftables") => written.nftables.min_sync_period,
-        _ => written.iptables.min_sync_period,
+    let period = match mode(written).entry().periods {
+        Section::Ipvs => written.ipvs.min_sync_period,
+        Section::Nftables => written.nftables.min_sync_period,
+        Section::Iptables => written.iptables.min_sync_period,
     };
     period.filter(|period| *period != GoDuration::ZERO)
 }
@@ -92,6 +93,7 @@ fn conntrack_flags(flags: &Flags, document: &mut Document) {
 
 /// The flags of iptables give the periods of every mode but ipvs; `--masquerade-all` is one flag for all modes.
 fn mode_flags(flags: &Flags, document: &mut Document) -> Option<GoDuration> {
+    let mode = mode(document);
     over(&mut document.iptables.masquerade_bit, &flags.iptables_masquerade_bit);
     over(&mut document.iptables.localhost_node_ports, &flags.iptables_localhost_nodeports);
     let ipvs = &mut document.ipvs;
@@ -101,26 +103,22 @@ fn mode_flags(flags: &Flags, document: &mut Document) -> Option<GoDuration> {
     over(&mut ipvs.tcp_timeout, &flags.ipvs_tcp_timeout);
     over(&mut ipvs.tcp_fin_timeout, &flags.ipvs_tcpfin_timeout);
     over(&mut ipvs.udp_timeout, &flags.ipvs_udp_timeout);
-    let (sync_period, min_sync_period) = match document.mode.as_deref() {
-        Some("ipvs") => (flags.ipvs_sync_period, flags.ipvs_min_sync_period),
-        _ => (flags.iptables_sync_period, flags.iptables_min_sync_period),
+    let entry = mode.entry();
+    let (sync_period, min_sync_period) = match entry.periods {
+        Section::Ipvs => (flags.ipvs_sync_period, flags.ipvs_min_sync_period),
+        Section::Iptables | Section::Nftables => (flags.iptables_sync_period, flags.iptables_min_sync_period),
     };
     let periods =
         [Some(sync_period.unwrap_or(SYNC_PERIOD)), Some(min_sync_period.unwrap_or(MIN_SYNC_PERIOD))];
-    match document.mode.as_deref() {
-        Some("ipvs") => {
-            [ipvs.sync_period, ipvs.min_sync_period] = periods;
+    match entry.periods {
+        Section::Ipvs => [ipvs.sync_period, ipvs.min_sync_period] = periods,
+        Section::Nftables => [document.nftables.sync_period, document.nftables.min_sync_period] = periods,
+        Section::Iptables => [document.iptables.sync_period, document.iptables.min_sync_period] = periods,
+    }
+    match entry.masquerade {
+        Section::Nftables => over(&mut document.nftables.masquerade_all, &flags.masquerade_all),
+        Section::Iptables | Section::Ipvs => {
             over(&mut document.iptables.masquerade_all, &flags.masquerade_all);
-        }
-        Some("nftables") => {
-            let nftables = &mut document.nftables;
-            [nftables.sync_period, nftables.min_sync_period] = periods;
-            over(&mut nftables.masquerade_all, &flags.masquerade_all);
-        }
-        _ => {
-            let iptables = &mut document.iptables;
-            [iptables.sync_period, iptables.min_sync_period] = periods;
-            over(&mut iptables.masquerade_all, &flags.masquerade_all);
         }
     }
     min_sync_period
@@ -153,11 +151,11 @@ fn hostname_flag(flags: &Flags, document: &mut Document, problems: &mut Problems
 
 fn platform_defaults(document: &mut Document) {
     if is_empty(&document.mode) {
-        document.mode = Some("iptables".to_owned());
+        document.mode = Some(Mode::DEFAULT.as_str().to_owned());
     }
-    let no_addresses = document.node_port_addresses.as_ref().is_none_or(Vec::is_empty);
-    if document.mode.as_deref() == Some("nftables") && no_addresses {
-        document.node_port_addresses = Some(vec!["primary".to_owned()]);
+    let addresses = mode(document).entry().node_port_addresses;
+    if !addresses.is_empty() && document.node_port_addresses.as_ref().is_none_or(Vec::is_empty) {
+        document.node_port_addresses = Some(addresses.iter().map(|&address| address.to_owned()).collect());
     }
     if is_empty(&document.detect_local_mode) {
         document.detect_local_mode = Some("ClusterCIDR".to_owned());
@@ -166,21 +164,27 @@ fn platform_defaults(document: &mut Document) {
 
 /// Periods and masquerading of modes that are not in effect are shown as zero.
 fn only_in_effect(document: &mut Document) {
-    let mode = document.mode.as_deref();
-    let (ipvs, nftables) = (mode == Some("ipvs"), mode == Some("nftables"));
+    let entry = mode(document).entry();
     let zero = Some(GoDuration::ZERO);
-    if ipvs || nftables {
+    if entry.periods != Section::Iptables {
         (document.iptables.sync_period, document.iptables.min_sync_period) = (zero, zero);
     }
-    if !ipvs {
+    if entry.periods != Section::Ipvs {
         (document.ipvs.sync_period, document.ipvs.min_sync_period) = (zero, zero);
     }
-    if nftables {
+    if entry.periods != Section::Nftables {
+        (document.nftables.sync_period, document.nftables.min_sync_period) = (zero, zero);
+    }
+    if entry.masquerade == Section::Nftables {
         document.iptables.masquerade_all = Some(false);
     } else {
-        (document.nftables.sync_period, document.nftables.min_sync_period) = (zero, zero);
         document.nftables.masquerade_all = Some(false);
     }
+}
+
+/// The mode that a document names; an unknown one is reported elsewhere.
+pub(super) fn mode(document: &Document) -> Mode {
+    document.mode.as_deref().and_then(Mode::from_name).unwrap_or(Mode::DEFAULT)
 }
 
 fn over<T: Clone>(field: &mut Option<T>, flag: &Option<T>) {

@@ -39,14 +39,15 @@ mod validate;
 mod write;
 mod yaml;
 
+pub use crate::modes::Mode;
 pub use decode::{DecodeError, Decoded, decode};
 pub use load::{LoadError, load};
 pub use node_checks::{NodeFacts, Verdict, check};
 pub use problems::{Problem, ProblemKind, Problems, Step};
 pub use reload::{Change, Effect, Part, Plan, reload_plan};
 pub use typed::{
-    ApiClient, Config, Conntrack, Defaulted, Ipvs, LogFormat, Logging, Masquerade, Mode, Pacing, RateLimit,
-    Servers, Source,
+    ApiClient, Config, Conntrack, Defaulted, ExcludedRanges, Ipvs, LogFormat, Logging, Masquerade, Pacing,
+    RateLimit, Servers, Source,
 };
 pub use validate::{LoadedConfig, Notice, validate};
 pub use write::{to_configz, to_yaml};

@@ -6,8 +6,9 @@ use std::fmt;
 use serde_json::Value;
 
 use super::gates::Feature;
-use super::typed::{Config, Mode};
+use super::typed::Config;
 use super::write::leaves;
+use crate::modes::Mode;
 
 /// What has to be done to get from one configuration to another.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

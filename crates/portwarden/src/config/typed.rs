@@ -8,6 +8,7 @@ use portwarden_model::{DetectLocal, NodePortRange, Settings, Timestamp};
 
 use super::document::{Document, VModule};
 use super::gates::{Feature, FeatureGates};
+use crate::modes::Mode;
 
 /// A configuration in which nothing is left to check.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,6 +23,8 @@ pub struct Config {
     pub localhost_node_ports: bool,
     /// What only mode ipvs needs; absent in every other mode.
     pub ipvs: Option<Ipvs>,
+    /// Which virtual servers a clean-up must leave alone, in whatever mode.
+    pub ipvs_excluded: ExcludedRanges,
     /// How pod traffic is told from other traffic.
     pub detect_local: DetectLocal,
     /// The pods' ranges, whether or not they tell pod traffic.
@@ -52,28 +55,6 @@ pub struct Config {
     pub defaulted: Defaulted,
     /// The same as a file: what `--write-config-to` writes and `/configz` shows.
     pub document: Document,
-}
-
-/// A dataplane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// Rules for `iptables-restore`.
-    Iptables,
-    /// Kernel virtual servers.
-    Ipvs,
-    /// An nftables table.
-    Nftables,
-}
-
-impl Mode {
-    /// Its name in configuration, as `/proxyMode` shows it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Mode::Iptables => "iptables",
-            Mode::Ipvs => "ipvs",
-            Mode::Nftables => "nftables",
-        }
-    }
 }
 
 /// When rules are written.
@@ -116,6 +97,15 @@ pub struct Ipvs {
     pub tcp_fin_timeout: Duration,
     /// UDP sessions; zero leaves the kernel's value.
     pub udp_timeout: Duration,
+}
+
+/// `ipvs.excludeCIDRs`, which kube-proxy validates in mode ipvs only.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ExcludedRanges {
+    /// The valid entries.
+    pub cidrs: Vec<IpNet>,
+    /// Entries that are not CIDRs. What they were to protect is unknown, so no virtual server may be removed.
+    pub invalid: Vec<String>,
 }
 
 /// Where objects come from.

@@ -13,8 +13,9 @@ use super::decode::{Decoded, Remark};
 use super::effective::effective;
 use super::gates::{FeatureGates, GateNotice, GateWithoutEffect};
 use super::problems::Problems;
-use super::typed::{Config, Mode};
+use super::typed::Config;
 use crate::flags::{Flags, Program};
+use crate::modes::Deprecation;
 
 /// A validated configuration and what the operator should know about it.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,10 +37,12 @@ pub enum Notice {
     Gate(GateNotice),
     /// A feature gate that was changed without effect (warning).
     GateWithoutEffect(GateWithoutEffect),
+    /// Entries of `ipvs.excludeCIDRs` that are not CIDRs, in a mode that does not validate them (warning).
+    InvalidExcludedRanges(Vec<String>),
     /// The mode was not chosen, and the default will change (error, and an Event).
     ModeDefaulted,
-    /// The ipvs mode will go (error, and an Event).
-    IpvsDeprecated,
+    /// The mode will be removed (error, and an Event).
+    ModeDeprecated(&'static Deprecation),
 }
 
 /// Validates what was written on the command line and, if there is one, in the file.
@@ -68,8 +71,10 @@ pub fn validate(program: Program, flags: &Flags, file: Option<&Decoded>) -> Resu
     if !problems.is_empty() {
         return Err(problems);
     }
+    let invalid = &config.ipvs_excluded.invalid;
+    notices.extend((!invalid.is_empty()).then(|| Notice::InvalidExcludedRanges(invalid.clone())));
     notices.extend(config.defaulted.mode.then_some(Notice::ModeDefaulted));
-    notices.extend((config.mode == Mode::Ipvs).then_some(Notice::IpvsDeprecated));
+    notices.extend(config.mode.entry().deprecation.as_ref().map(Notice::ModeDeprecated));
     Ok(LoadedConfig { config, notices })
 }
 
@@ -86,13 +91,17 @@ impl fmt::Display for Notice {
             }
             Notice::Gate(notice) => notice.fmt(f),
             Notice::GateWithoutEffect(gate) => gate.fmt(f),
+            Notice::InvalidExcludedRanges(entries) => write!(
+                f,
+                "ipvs.excludeCIDRs has entries that are not CIDRs: {}; virtual servers that mode ipvs left behind are not \
+                 removed until they are corrected",
+                entries.join(", ")
+            ),
             Notice::ModeDefaulted => f.write_str(
                 "no proxy mode was chosen, so iptables is used; from Kubernetes 1.40 the default is nftables, and \
                  `mode: iptables` (or --proxy-mode=iptables) keeps today's",
             ),
-            Notice::IpvsDeprecated => f.write_str(
-                "mode ipvs is deprecated: off by default from Kubernetes 1.40 and gone in 1.43; mode nftables takes its place",
-            ),
+            Notice::ModeDeprecated(deprecation) => f.write_str(deprecation.message),
         }
     }
 }

@@ -6,14 +6,15 @@ use super::fields::{
     address, cidr_pair, cidrs, interface, node_port_addresses, not_negative, positive, socket_address, within,
 };
 use crate::config::document::{self, Document};
-use crate::config::effective::Effective;
+use crate::config::effective::{self, Effective};
 use crate::config::gates::{Feature, FeatureGates};
 use crate::config::problems::{ProblemKind, Problems};
 use crate::config::typed::{
-    ApiClient, Config, Conntrack, Ipvs, LogFormat, Logging, Masquerade, Mode, Pacing, RateLimit, Servers,
-    Source,
+    ApiClient, Config, Conntrack, ExcludedRanges, Ipvs, LogFormat, Logging, Masquerade, Pacing, RateLimit,
+    Servers, Source,
 };
 use crate::flags::{Flags, REFERENCE_MINOR};
+use crate::modes::{Mode, Section};
 
 /// The whole; problems are noted, not returned.
 pub(super) fn config(
@@ -25,7 +26,9 @@ pub(super) fn config(
     let Effective { document, defaulted } = effective;
     let logging = logging(problems, &document.logging, &gates);
     let masquerade = masquerade(problems, &document);
-    let ipvs = (text(&document.mode) == "ipvs").then(|| ipvs(problems, &document.ipvs));
+    let ipvs =
+        (effective::mode(&document).entry().periods == Section::Ipvs).then(|| ipvs(problems, &document.ipvs));
+    let ipvs_excluded = excluded_ranges(document.ipvs.exclude_cidrs.as_deref().unwrap_or_default());
     let conntrack = conntrack(problems, &document.conntrack);
     let oom_score_adj =
         within(problems, "KubeProxyLinuxConfiguration.OOMScoreAdj", document.oom_score_adj, -1000..=1000);
@@ -51,6 +54,7 @@ pub(super) fn config(
         masquerade,
         localhost_node_ports: document.iptables.localhost_node_ports.unwrap_or(true),
         ipvs,
+        ipvs_excluded,
         detect_local,
         cluster_cidrs,
         node_port_addresses,
@@ -160,7 +164,7 @@ fn masquerade(problems: &mut Problems, document: &Document) -> Masquerade {
     let (iptables, nftables) = (&document.iptables, &document.nftables);
     let bit =
         within(problems, "KubeProxyIPTablesConfiguration.MasqueradeBit", iptables.masquerade_bit, 0..=31);
-    if text(&document.mode) != "nftables" {
+    if effective::mode(document).entry().masquerade != Section::Nftables {
         return Masquerade { all: iptables.masquerade_all.unwrap_or(false), bit };
     }
     let bit =
@@ -181,6 +185,17 @@ fn ipvs(problems: &mut Problems, ipvs: &document::Ipvs) -> Ipvs {
     };
     let strict_arp = ipvs.strict_arp.unwrap_or(false);
     Ipvs { scheduler, exclude_cidrs, strict_arp, tcp_timeout, tcp_fin_timeout, udp_timeout }
+}
+
+fn excluded_ranges(texts: &[String]) -> ExcludedRanges {
+    let mut ranges = ExcludedRanges::default();
+    for text in texts {
+        match portwarden_model::parse_cidr(text) {
+            Some(cidr) => ranges.cidrs.push(cidr),
+            None => ranges.invalid.push(text.clone()),
+        }
+    }
+    ranges
 }
 
 fn conntrack(problems: &mut Problems, conntrack: &document::Conntrack) -> Conntrack {
@@ -204,22 +219,18 @@ fn conntrack(problems: &mut Problems, conntrack: &document::Conntrack) -> Conntr
     }
 }
 
-fn mode(problems: &mut Problems, mode: &str, gates: &FeatureGates) -> Mode {
-    let ipvs = gates.enabled(Feature::KubeProxyIpvs);
-    match mode {
-        "iptables" => Mode::Iptables,
-        "nftables" => Mode::Nftables,
-        "ipvs" if ipvs => Mode::Ipvs,
-        other => {
-            let known = if ipvs { "iptables, ipvs, nftables" } else { "iptables, nftables" };
-            problems.invalid_text(
-                "Mode.ProxyMode",
-                other,
-                format!("must be {known} or blank (blank means iptables)"),
-            );
-            Mode::Iptables
-        }
-    }
+fn mode(problems: &mut Problems, name: &str, gates: &FeatureGates) -> Mode {
+    let allowed = |mode: &Mode| mode.entry().gate.is_none_or(|gate| gates.enabled(gate));
+    Mode::from_name(name).filter(allowed).unwrap_or_else(|| {
+        let known: Vec<&str> = Mode::ALL
+            .into_iter()
+            .filter(|mode| mode.entry().known_to_kube_proxy && allowed(mode))
+            .map(Mode::as_str)
+            .collect();
+        let message = format!("must be {} or blank (blank means {})", known.join(", "), Mode::DEFAULT);
+        problems.invalid_text("Mode.ProxyMode", name, message);
+        Mode::DEFAULT
+    })
 }
 
 fn client(problems: &mut Problems, client: &document::ClientConnection, flags: &Flags) -> ApiClient {
@@ -252,10 +263,10 @@ fn rate_limit(problems: &mut Problems, qps: f32, burst: Option<i32>) -> Option<R
 }
 
 fn pacing(problems: &mut Problems, document: &Document) -> Pacing {
-    let (sync_period, min_sync_period) = match text(&document.mode) {
-        "ipvs" => (document.ipvs.sync_period, document.ipvs.min_sync_period),
-        "nftables" => (document.nftables.sync_period, document.nftables.min_sync_period),
-        _ => (document.iptables.sync_period, document.iptables.min_sync_period),
+    let (sync_period, min_sync_period) = match effective::mode(document).entry().periods {
+        Section::Ipvs => (document.ipvs.sync_period, document.ipvs.min_sync_period),
+        Section::Nftables => (document.nftables.sync_period, document.nftables.min_sync_period),
+        Section::Iptables => (document.iptables.sync_period, document.iptables.min_sync_period),
     };
     let pacing = Pacing {
         sync_period: positive(problems, "SyncPeriod", sync_period, "must be greater than 0"),

@@ -10,6 +10,7 @@ use crate::config::decode::decode;
 use crate::config::gates::Feature;
 use crate::config::typed::{LogFormat, Source};
 use crate::flags::{Invocation, parse};
+use crate::modes::Mode;
 
 fn flags(arguments: &[&str]) -> Flags {
     let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
@@ -110,8 +111,8 @@ const RULES: &[(&str, &str)] = &[
         "KubeProxyConfiguration.KubeProxyLinuxConfiguration.OOMScoreAdj: Invalid value: -1001: must be within the range [-1000, 1000]",
     ),
     (
-        "mode: userspace",
-        "KubeProxyConfiguration.Mode.ProxyMode: Invalid value: \"userspace\": must be iptables, ipvs, nftables or blank (blank means iptables)",
+        "mode: kernelspace",
+        "KubeProxyConfiguration.Mode.ProxyMode: Invalid value: \"kernelspace\": must be iptables, ipvs, nftables or blank (blank means iptables)",
     ),
     (
         "mode: IPTables",
@@ -634,7 +635,8 @@ fn ipvs_settings_exist_only_in_its_mode_which_is_deprecated() {
     let ipvs = config.ipvs.unwrap();
     assert_eq!((ipvs.scheduler.as_str(), ipvs.strict_arp, ipvs.tcp_timeout.as_secs()), ("rr", true, 60));
     assert_eq!(ipvs.exclude_cidrs.len(), 1);
-    assert_eq!(notices, [Notice::IpvsDeprecated]);
+    assert!(matches!(notices[..], [Notice::ModeDeprecated(_)]), "{notices:?}");
+    assert!(notices[0].to_string().contains("nftables"), "{}", notices[0]);
 }
 
 #[test]
@@ -655,7 +657,6 @@ fn notices_say_what_to_do() {
     assert!(matches!(notices.as_slice(), [Notice::GateWithoutEffect(_)]), "{notices:?}");
     assert!(notices[0].to_string().contains("which has no effect"), "{}", notices[0]);
     assert!(Notice::ModeDefaulted.to_string().contains("--proxy-mode=iptables"));
-    assert!(Notice::IpvsDeprecated.to_string().contains("nftables"));
     assert_eq!(
         Notice::FlagsIgnored(vec!["proxy-mode", "kubeconfig"]).to_string(),
         "flags without effect because --config is given: --proxy-mode, --kubeconfig"

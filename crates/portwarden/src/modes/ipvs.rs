@@ -1,0 +1,17 @@
+//! Mode ipvs.
+
+use super::{Deprecation, Entry, Section};
+use crate::config::gates::Feature;
+
+pub(super) static ENTRY: Entry = Entry {
+    name: "ipvs",
+    known_to_kube_proxy: true,
+    gate: Some(Feature::KubeProxyIpvs),
+    deprecation: Some(Deprecation {
+        reason: "IPVSDeprecation",
+        message: "mode ipvs is deprecated: off by default from Kubernetes 1.40 and gone in 1.43; mode nftables takes its place",
+    }),
+    periods: Section::Ipvs,
+    masquerade: Section::Iptables,
+    node_port_addresses: &[],
+};
