@@ -133,8 +133,10 @@ impl Error {
 /// An error answer: the number and, where the kernel explains itself, its words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The error number.
+    /// The error number; [`Errno::UnknownErrno`] for a subsystem's private codes.
     pub errno: Errno,
+    /// The number as the kernel sent it, positive. ipset has codes of its own above 4096.
+    pub code: i32,
     /// The kernel's own words.
     pub text: Option<String>,
     /// Offset of the offending attribute within the request message.
@@ -144,9 +146,21 @@ pub struct Answer {
 impl fmt::Display for Answer {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.text {
+            Some(text) if self.errno == Errno::UnknownErrno => {
+                write!(formatter, "{text} (code {})", self.code)
+            }
             Some(text) => write!(formatter, "{text} ({})", self.errno),
+            None if self.errno == Errno::UnknownErrno => write!(formatter, "code {}", self.code),
             None => write!(formatter, "{}", self.errno),
         }
+    }
+}
+
+impl Answer {
+    /// The answer with the number that the kernel sent, which is negative.
+    pub(crate) fn from_code(code: i32) -> Self {
+        let code = code.checked_neg().unwrap_or(i32::MAX);
+        Self { errno: Errno::from_raw(code), code, text: None, offset: None }
     }
 }
 

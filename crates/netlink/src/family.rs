@@ -39,6 +39,30 @@ impl fmt::Display for IpFamily {
     }
 }
 
+/// The four or sixteen bytes of an address.
+pub(crate) fn octets(address: IpAddr) -> Octets {
+    match address {
+        IpAddr::V4(v4) => Octets::V4(v4.octets()),
+        IpAddr::V6(v6) => Octets::V6(v6.octets()),
+    }
+}
+
+/// The bytes of an address, in network byte order.
+#[derive(Clone, Copy)]
+pub(crate) enum Octets {
+    V4([u8; 4]),
+    V6([u8; 16]),
+}
+
+impl AsRef<[u8]> for Octets {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Self::V4(bytes) => bytes,
+            Self::V6(bytes) => bytes,
+        }
+    }
+}
+
 /// Reads an address from the four or sixteen bytes of an attribute.
 pub(crate) fn address(bytes: &[u8]) -> Option<IpAddr> {
     if let Ok(octets) = <[u8; 4]>::try_from(bytes) {

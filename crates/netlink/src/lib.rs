@@ -1,12 +1,13 @@
 //! The one door to the kernel: netlink sockets and codecs.
 //!
 //! [`Socket`] speaks to one netlink protocol. On top of it, [`nftables`] holds a ruleset as values and commits
-//! [`nftables::Transaction`]s, [`conntrack`] lists and deletes flows, [`route`] lists and watches links and
-//! addresses, [`nfacct`] keeps named counters, [`ipset`] removes sets, and [`ipvs`] virtual servers. Nothing here knows of Kubernetes.
+//! [`nftables::Transaction`]s, [`conntrack`] lists and deletes flows, [`route`] lists, watches and changes links and
+//! addresses, [`nfacct`] keeps named counters, [`ipset`] keeps sets, and [`ipvs`] virtual servers. Nothing here knows of Kubernetes.
 
 pub mod conntrack;
 pub mod error;
 mod family;
+mod generic;
 pub mod ipset;
 pub mod ipvs;
 pub mod nfacct;

@@ -20,6 +20,9 @@ const ANSWER_SECONDS: i64 = 60;
 /// Large enough for any datagram the kernel builds: it limits dumps to 32 KiB.
 const RECEIVE_BUFFER: usize = 128 * 1024;
 
+/// Requests in one datagram. If the kernel refuses all of them, their answers still fit into the receive buffer.
+const REQUESTS_AT_ONCE: usize = 128;
+
 /// How often an inconsistent dump is tried before it counts as failed.
 pub const DUMP_ATTEMPTS: u32 = 5;
 
@@ -232,6 +235,65 @@ impl Socket {
         }
     }
 
+    /// Sends one request for each item, many at a time, and returns the answers of those that the kernel refused, each with its
+    /// item's index.
+    ///
+    /// Only the last request of a datagram asks for an acknowledgement: the kernel works in order and answers errors unasked. A
+    /// request that lists or returns objects does not belong here.
+    pub fn request_all<T>(
+        &mut self,
+        request: &'static str,
+        items: &[T],
+        mut build: impl FnMut(&mut Writer, u16, u32, &T),
+    ) -> Result<Vec<(usize, Answer)>> {
+        let mut refused = Vec::new();
+        let mut offset = 0;
+        for chunk in items.chunks(REQUESTS_AT_ONCE) {
+            let count = u32::try_from(chunk.len()).unwrap_or(u32::MAX);
+            let first = self.reserve_sequences(count);
+            let mut writer = Writer::new();
+            for (sequence, item) in (first..).zip(chunk) {
+                let acknowledge = if sequence + 1 == first + count { flags::ACK } else { 0 };
+                build(&mut writer, flags::REQUEST | acknowledge, sequence, item);
+            }
+            self.send(request, writer.bytes())?;
+            self.collect_refusals(request, first, count, |index, answer| {
+                refused.push((offset + index, answer));
+            })?;
+            offset += chunk.len();
+        }
+        Ok(refused)
+    }
+
+    /// Reads the answers to `count` requests up to that to the last one.
+    fn collect_refusals(
+        &mut self,
+        request: &'static str,
+        first: u32,
+        count: u32,
+        mut on_refusal: impl FnMut(usize, Answer),
+    ) -> Result<()> {
+        loop {
+            let datagram = self.receive(request, true)?.unwrap_or_default();
+            for message in Messages::new(datagram) {
+                let message = message.map_err(|source| Error::Answer { request, source })?;
+                let Some(index) = message.sequence.checked_sub(first).filter(|index| *index < count) else {
+                    continue;
+                };
+                if message.kind != control::ERROR {
+                    continue;
+                }
+                let answer = error_answer(&message).map_err(|source| Error::Answer { request, source })?;
+                if let Some(answer) = answer {
+                    on_refusal(usize::try_from(index).unwrap_or(usize::MAX), answer);
+                }
+                if index + 1 == count {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
     /// Lists objects once, handing every message to `on_message`.
     pub fn dump(
         &mut self,
@@ -341,8 +403,7 @@ pub fn error_answer(message: &Message<'_>) -> Result<Option<Answer>, Malformed> 
     if code == 0 {
         return Ok(None);
     }
-    let mut answer =
-        Answer { errno: Errno::from_raw(code.checked_neg().unwrap_or(i32::MAX)), text: None, offset: None };
+    let mut answer = Answer::from_code(code);
     if message.flags & flags::ACK_TLVS != 0 {
         // Behind the code stands the request's header, and its payload unless it was left out.
         let echoed = if message.flags & flags::CAPPED != 0 {
@@ -368,8 +429,7 @@ fn end_of_dump(message: &Message<'_>) -> Result<Option<Answer>, Malformed> {
     if code >= 0 {
         return Ok(None);
     }
-    let mut answer =
-        Answer { errno: Errno::from_raw(code.checked_neg().unwrap_or(i32::MAX)), text: None, offset: None };
+    let mut answer = Answer::from_code(code);
     if message.flags & flags::ACK_TLVS != 0 {
         read_extended(rest, &mut answer)?;
     }

@@ -40,6 +40,8 @@ pub mod control {
 }
 
 const NESTED: u16 = 0x8000;
+/// Marks an attribute's number as being in network byte order. Only ipset insists on it.
+pub(crate) const NETWORK_ORDER: u16 = 0x4000;
 const KIND_MASK: u16 = 0x3fff;
 
 /// Rounds up to the four-byte alignment of messages and attributes.
@@ -196,6 +198,16 @@ impl Writer {
         self.attribute(kind, &value.to_be_bytes());
     }
 
+    /// Appends a 16-bit attribute in host byte order.
+    pub fn u16_host(&mut self, kind: u16, value: u16) {
+        self.attribute(kind, &value.to_ne_bytes());
+    }
+
+    /// Appends a 32-bit attribute in host byte order.
+    pub fn u32_host(&mut self, kind: u16, value: u32) {
+        self.attribute(kind, &value.to_ne_bytes());
+    }
+
     /// Appends an attribute that holds the attributes which `body` writes.
     pub fn nest(&mut self, kind: u16, body: impl FnOnce(&mut Self)) {
         let mark = self.begin_nest(kind);
@@ -339,6 +351,11 @@ impl<'a> Attribute<'a> {
     /// A 32-bit number in host byte order, as the route protocol and error answers use it.
     pub fn u32_host(&self) -> Result<u32, Malformed> {
         self.number("32-bit attribute").map(u32::from_ne_bytes)
+    }
+
+    /// A 16-bit number in host byte order.
+    pub fn u16_host(&self) -> Result<u16, Malformed> {
+        self.number("16-bit attribute").map(u16::from_ne_bytes)
     }
 
     /// A string up to its terminating zero; bytes that are not UTF-8 are replaced.

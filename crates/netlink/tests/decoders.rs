@@ -15,6 +15,7 @@ use proptest::prelude::*;
 fn genuine(transaction: &Transaction) -> Vec<u8> {
     let mut bytes = Batch::encode(transaction).unwrap().into_buffer();
     bytes.extend(flow_link_and_address());
+    bytes.extend(set_and_servers());
     bytes
 }
 
@@ -65,6 +66,52 @@ fn flow_link_and_address() -> Vec<u8> {
     writer.into_bytes()
 }
 
+/// A set with one entry, a virtual server, a real server and the timeouts of IPVS.
+fn set_and_servers() -> Vec<u8> {
+    let mut writer = Writer::new();
+    let mark = writer.begin_netfilter(0x0607, 2, 1, 2, 0);
+    writer.u8(1, 6);
+    writer.string(2, "KUBE-CLUSTER-IP");
+    writer.string(3, "hash:ip,port");
+    writer.nest(8, |writer| {
+        writer.nest(7, |writer| {
+            writer.nest(1, |writer| writer.attribute(1, &[10, 96, 0, 1]));
+            writer.u8(7, 6);
+            writer.u16(4, 443);
+        });
+    });
+    writer.end_message(mark);
+
+    let mark = writer.begin_message(35, 2, 1);
+    writer.raw(&[1, 1, 0, 0]);
+    writer.nest(1, |writer| {
+        writer.u16_host(1, 2);
+        writer.u16_host(2, 6);
+        writer.attribute(3, &[10, 96, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        writer.u16(4, 443);
+        writer.string(6, "rr");
+        writer.attribute(7, &[2, 0, 0, 0, 255, 255, 255, 255]);
+        writer.u32(9, u32::MAX);
+    });
+    writer.end_message(mark);
+
+    let mark = writer.begin_message(35, 2, 1);
+    writer.raw(&[5, 1, 0, 0]);
+    writer.nest(2, |writer| {
+        writer.attribute(1, &[10, 244, 0, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        writer.u16(2, 8080);
+        writer.u32_host(4, 1);
+        writer.u16_host(11, 2);
+    });
+    writer.end_message(mark);
+
+    let mark = writer.begin_message(35, 0, 1);
+    writer.raw(&[12, 1, 0, 0]);
+    writer.u32_host(4, 900);
+    writer.end_message(mark);
+    writer.into_bytes()
+}
+
 /// Where to change bytes, and to what; positions are taken modulo the length.
 fn mutations() -> impl Strategy<Value = Vec<(usize, u8)>> {
     prop::collection::vec((any::<usize>(), any::<u8>()), 1..20)
@@ -80,7 +127,7 @@ proptest! {
 
     #[test]
     fn random_attributes_do_no_harm(
-        kind in prop_oneof![(0x0a00_u16..0x0a20), Just(0x0100_u16), 0_u16..24, Just(0x0700_u16)],
+        kind in prop_oneof![(0x0a00_u16..0x0a20), Just(0x0100_u16), 0_u16..24, Just(0x0700_u16), Just(0x0607_u16), Just(35_u16)],
         flags in any::<u16>(),
         bytes in prop::collection::vec(any::<u8>(), 0..300),
     ) {

@@ -4,8 +4,8 @@
 mod common;
 
 use common::{in_namespace, run};
-use portwarden_netlink::IpFamily;
-use portwarden_netlink::route::{Route, RouteChange, RouteMonitor, RouteNotice, link_flags, scope};
+use portwarden_netlink::route::{Request, Route, RouteChange, RouteMonitor, RouteNotice, link_flags, scope};
+use portwarden_netlink::{Errno, IpFamily};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -96,5 +96,56 @@ fn changes_of_links_and_addresses_are_told() {
         }
         seen.dedup();
         assert_eq!(seen, ["link", "address", "address gone", "link gone"]);
+    });
+}
+
+#[test]
+fn addresses_are_added_and_removed_in_one_batch() {
+    in_namespace(|| {
+        run("ip", &["link", "add", "front", "type", "veth", "peer", "name", "back"]);
+        let mut route = Route::open().unwrap();
+        let front = route.link("front").unwrap().unwrap();
+        assert_eq!(front.kind.as_deref(), Some("veth"));
+        assert_eq!(route.link("nonesuch").unwrap(), None);
+        let (four, six) = (address("10.96.0.1"), address("fd00:10:96::1"));
+        let requests = [
+            Request::add_address(front.index, four, 32),
+            Request::add_address(front.index, six, 128),
+            Request::add_address(front.index, four, 32),
+            Request::delete_address(front.index, address("10.96.0.9"), 32),
+        ];
+        let refused: Vec<_> = route
+            .apply(&requests)
+            .unwrap()
+            .into_iter()
+            .map(|(index, answer)| (index, answer.errno))
+            .collect();
+        assert_eq!(refused, [(2, Errno::EEXIST), (3, Errno::EADDRNOTAVAIL)]);
+        assert!(
+            route.is_local(four).unwrap() && route.is_local(six).unwrap(),
+            "also while the device is down"
+        );
+        assert_eq!(route.apply(&[Request::delete_address(front.index, six, 128)]).unwrap(), []);
+        let left: Vec<_> = route.addresses(None).unwrap().into_iter().map(|found| found.address).collect();
+        assert_eq!(left, [four]);
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with dummy devices: scripts/uml"]
+fn a_dummy_device_stays_down_and_its_addresses_are_local() {
+    in_namespace(|| {
+        let mut route = Route::open().unwrap();
+        assert!(route.create_dummy("kube-ipvs0").unwrap());
+        assert!(!route.create_dummy("kube-ipvs0").unwrap(), "there is one");
+        let device = route.link("kube-ipvs0").unwrap().unwrap();
+        assert_eq!((device.kind.as_deref(), device.flags & link_flags::UP), (Some("dummy"), 0));
+        for text in ["10.96.0.1", "fd00:10:96::1"] {
+            let ip = address(text);
+            let length = if ip.is_ipv4() { 32 } else { 128 };
+            assert_eq!(route.apply(&[Request::add_address(device.index, ip, length)]).unwrap(), []);
+            assert!(route.is_local(ip).unwrap(), "{ip}");
+        }
+        assert!(route.delete_link("kube-ipvs0").unwrap());
     });
 }

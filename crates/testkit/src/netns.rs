@@ -8,7 +8,7 @@ mod command;
 use std::fs::File;
 use std::marker::PhantomData;
 use std::ops::RangeInclusive;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::panic;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ impl Namespace {
 
     /// A path that other programs can open (as in `nsenter --net=PATH`) while this process lives.
     pub fn path(&self) -> PathBuf {
-        format!("/proc/{}/fd/{}", std::process::id(), self.raw()).into()
+        format!("/proc/{}/fd/{}", std::process::id(), self.inner.file.as_raw_fd()).into()
     }
 
     /// Moves the calling thread into the namespace until the guard is dropped.
@@ -109,10 +109,12 @@ impl Namespace {
         let taken = self.inner.udp_ports.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
         taken.unwrap_or(*UDP_PORTS.start())
     }
+}
 
-    /// The descriptor, for messages to the kernel that name a namespace by it.
-    pub(crate) fn raw(&self) -> RawFd {
-        self.inner.file.as_raw_fd()
+/// For messages to the kernel that name a namespace by a descriptor.
+impl AsFd for Namespace {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.file.as_fd()
     }
 }
 

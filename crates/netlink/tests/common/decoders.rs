@@ -1,7 +1,8 @@
 //! Every decoder on the same bytes; used by the property tests and by the fuzz target.
 
 use portwarden_netlink::conntrack::Flow;
-use portwarden_netlink::ipvs::VirtualServer;
+use portwarden_netlink::ipset::{Listed, SetType};
+use portwarden_netlink::ipvs;
 use portwarden_netlink::nfacct::Counted;
 use portwarden_netlink::nftables::{Batch, Elements, Event, Set, Subject, Transaction};
 use portwarden_netlink::route::RouteChange;
@@ -16,7 +17,16 @@ pub(crate) fn decode_everything(datagram: &[u8]) {
         let _ = Flow::decode(&message);
         let _ = RouteChange::decode(&message);
         let _ = Counted::decode(&message);
-        let _ = VirtualServer::decode(&message);
+        let _ = ipvs::decode(&message);
+        for kind in [
+            SetType::HashIp,
+            SetType::HashIpPort,
+            SetType::HashIpPortIp,
+            SetType::HashIpPortNet,
+            SetType::BitmapPort,
+        ] {
+            let _ = Listed::decode(&message, kind);
+        }
         if let Ok(Some(event)) = Event::decode(&message) {
             print_and_encode(event.subject);
         }

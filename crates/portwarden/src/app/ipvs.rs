@@ -11,7 +11,7 @@ use portwarden_iptables::transaction::Transaction;
 use portwarden_iptables::{Programs, Table, Variant};
 use portwarden_model::Family;
 use portwarden_netlink::ipset::Sets;
-use portwarden_netlink::ipvs::{VirtualServer, VirtualServers};
+use portwarden_netlink::ipvs::{Ipvs, ServerKey};
 use portwarden_netlink::route::Route;
 use tracing::{debug, info};
 
@@ -158,19 +158,19 @@ fn count_virtual_servers(proc: &Path) -> usize {
 }
 
 fn remove_virtual_servers(excluded: &[IpNet]) -> anyhow::Result<()> {
-    let Some(mut servers) = VirtualServers::open()? else { return Ok(()) };
-    let (removing, staying) = split(servers.list()?, excluded);
+    let Some(mut ipvs) = Ipvs::open()? else { return Ok(()) };
+    let (removing, staying) = split(ipvs.servers()?.into_iter().map(|server| server.key).collect(), excluded);
     debug!(removing = removing.len(), staying = staying.len(), "Looked for virtual servers of ipvs mode");
     let failures: Vec<String> = removing
         .iter()
-        .filter_map(|server| servers.delete(server).err())
+        .filter_map(|server| ipvs.delete(server).err())
         .map(|error| crate::logging::chain(&error))
         .collect();
     if failures.is_empty() { Ok(()) } else { bail!("{}", failures.join("; ")) }
 }
 
 /// Which ones go, and which ones are in ranges that kube-proxy was to leave alone.
-fn split(servers: Vec<VirtualServer>, excluded: &[IpNet]) -> (Vec<VirtualServer>, Vec<VirtualServer>) {
+fn split(servers: Vec<ServerKey>, excluded: &[IpNet]) -> (Vec<ServerKey>, Vec<ServerKey>) {
     servers.into_iter().partition(|server| !excluded.iter().any(|net| net.contains(&server.address.ip())))
 }
 
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn ranges_to_leave_alone_are_left_alone() {
-        let server = |text: &str| VirtualServer { protocol: 6, address: text.parse().expect("an address") };
+        let server = |text: &str| ServerKey { protocol: 6, address: text.parse().expect("an address") };
         let all = ["10.96.0.10:80", "192.168.0.2:30080", "172.16.0.1:443", "[fd00::1]:80"].map(server);
         let excluded = ["172.16.0.0/12", "fd00::/8"].map(|net| net.parse().expect("a range"));
         assert_eq!(split(all.to_vec(), &excluded), (all[..2].to_vec(), all[2..].to_vec()));

@@ -51,7 +51,7 @@ pub(super) fn build(plan: &Builder) -> Result<Topology> {
     }
     Wire::open(&topology.node_b)?.attach_routed(&topology.remote_pods)?;
     for host in topology.hosts() {
-        let route = Route::open(host.namespace())?;
+        let mut route = Route::open(host.namespace())?;
         host.addresses().iter().try_for_each(|ip| route.wait_own(ip.v6.into()))?;
     }
     Ok(topology)
