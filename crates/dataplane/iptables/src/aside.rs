@@ -4,11 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use portwarden_model::{Desired, Isolated, NamespacedName, ProxiedService};
+use portwarden_xtables::{Culprit, RejectedLine, Transaction};
 
-use crate::command::{Culprit, RejectedLine};
-use crate::error::hint;
 use crate::ruleset::{Pending, Ruleset};
-use crate::transaction::Transaction;
 
 /// What was left out of a transaction so that the rest could be committed.
 #[derive(Debug, Default)]
@@ -71,9 +69,7 @@ impl Aside {
         let fallback = installed.service(service).filter(|_| first_time).cloned();
         pending.services.insert(service.clone(), fallback);
         if first_time {
-            let advice = hint(&line.message);
-            let reason = format!("iptables-restore refused `{}`: {}{advice}", line.text, line.message);
-            self.isolated.push(Isolated { service: service.clone(), reason });
+            self.isolated.push(Isolated { service: service.clone(), reason: line.reason() });
         }
     }
 }
@@ -97,7 +93,7 @@ impl Refused {
         };
         rejected.iter().all(|line| match &line.culprit {
             Culprit::Service(service) => !line.partly_committed && is_known(service),
-            Culprit::Deletion(_) | Culprit::Nobody => false,
+            Culprit::Deletion(_) | Culprit::Unknown => false,
         })
     }
 }

@@ -1,16 +1,14 @@
 //! Removes all rules of this mode, ours and kube-proxy's alike: they have the same names.
 
 use portwarden_model::Family;
+use portwarden_xtables::{Culprit, Error, Programs, RestoreError, Table, Transaction, Variant};
 
-use crate::command::{Culprit, Programs, RestoreError, Variant};
-use crate::error::{CleanupError, Error};
+use crate::error::CleanupError;
 use crate::jumps::JUMPS;
 use crate::names::{
     CANARY, EXTERNAL_SERVICES, FORWARD, MARK_MASQ, NODE_PORTS, POSTROUTING, PROXY_FIREWALL, SERVICES,
     is_service_chain,
 };
-use crate::table::Table;
-use crate::transaction::Transaction;
 
 /// Our chains in the nat table, besides those of Services.
 const NAT_CHAINS: [&str; 5] = [SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, CANARY];
@@ -45,7 +43,7 @@ pub fn cleanup_with(programs: &Programs) -> Result<(), CleanupError> {
 
 /// Removes chains in one step. One that something else uses is emptied and stays.
 fn delete_chains(programs: &Programs, table: Table, is_ours: impl Fn(&str) -> bool, errors: &mut Vec<Error>) {
-    let saved = match programs.read(table) {
+    let saved = match programs.save(table, |_| false) {
         Ok(saved) => saved,
         Err(error) => return errors.push(error),
     };

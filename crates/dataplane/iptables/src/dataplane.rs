@@ -6,23 +6,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use portwarden_model::{Changes, Dataplane, Desired, Family, Gauge, Isolated, Report, SyncError};
+use portwarden_xtables::{ChangeNotices, Programs, RestoreError, Table, Transaction, Variant};
 
 use crate::aside::{Aside, Refused};
-use crate::command::{Programs, RestoreError, Variant};
 use crate::counters::Counters;
 use crate::diff;
 use crate::error::Error;
 use crate::full::{self, Needed};
 use crate::monitor::Monitor;
+use crate::names::chain_level;
 use crate::options::Options;
 use crate::plan::Plan;
 use crate::render::{Context, FixedRules, InvalidPackets, Mark, pod_match};
 use crate::ruleset::{Pending, Ruleset};
 use crate::sysctl;
-use crate::table::Table;
-use crate::transaction::Transaction;
 use crate::variant::other_rules;
-use crate::watch::Watch;
 
 /// More endpoints than this make a cluster large.
 const LARGE_CLUSTER_ENDPOINTS: usize = 1000;
@@ -87,10 +85,11 @@ impl IptablesDataplane {
     }
 
     /// The same with programs of the caller's choice.
-    pub fn with_programs(family: Family, options: Options, mut programs: Programs) -> Result<Self, Error> {
+    pub fn with_programs(family: Family, options: Options, programs: Programs) -> Result<Self, Error> {
         let mark = options.mark()?;
+        let mut programs = programs.split_by_level(chain_level);
         programs.check()?;
-        let variant = programs.find_variant()?;
+        let variant = programs.detect_variant()?;
         if let Some(other) = other_rules(family, variant) {
             tracing::warn!(%family, used = %variant, %other, "the other variant of iptables holds rules of this mode, which apply too; \
                 clean up with that variant");
@@ -126,7 +125,7 @@ impl IptablesDataplane {
 
     /// Like [`Dataplane::sync`], with a time of the caller's choice.
     pub fn sync_at(&mut self, now: Instant, desired: &Desired, changes: &Changes) -> Result<Report, Error> {
-        self.monitor.listen(now);
+        self.monitor.listen(&self.programs, now);
         let full = changes.full || !self.trusted || self.is_full_sync_due(now);
         let result = if full { self.sync_fully(desired) } else { self.sync_partly(desired, changes) };
         self.trusted = result.is_ok();
@@ -183,11 +182,11 @@ impl IptablesDataplane {
                     let report = self.acknowledge(pending, context, &transaction, aside.isolated);
                     return Ok(Report { full: true, ..report });
                 }
-                Err(RestoreError::Other(error)) => return Err(error),
+                Err(RestoreError::Other(error)) => return Err(error.into()),
                 Err(RestoreError::Lines(lines)) => {
                     let progress = aside.set_aside(&lines, &mut pending, &self.installed);
                     if attempts == ATTEMPTS || !progress {
-                        return Err(self.programs.rejection(&lines));
+                        return Err(self.programs.rejection(&lines).into());
                     }
                 }
             }
@@ -210,7 +209,7 @@ impl IptablesDataplane {
                 Ok(()) => {
                     return Ok(Some(self.acknowledge(pending, context, &transaction, aside.isolated)));
                 }
-                Err(RestoreError::Other(error)) => return Err(error),
+                Err(RestoreError::Other(error)) => return Err(error.into()),
                 Err(RestoreError::Lines(lines)) => {
                     if attempts == ATTEMPTS || !self.refused.explain(&lines, desired) {
                         let error = self.programs.rejection(&lines);
@@ -314,11 +313,11 @@ impl Dataplane for IptablesDataplane {
 }
 
 /// Others' changes can be followed where the kernel tells of them.
-fn watch(family: Family, variant: Variant) -> Option<Watch> {
+fn watch(family: Family, variant: Variant) -> Option<ChangeNotices> {
     if variant != Variant::Nft {
         return None;
     }
-    Watch::open(family)
+    ChangeNotices::open(family, &[Table::Filter, Table::Nat])
         .inspect_err(|error| tracing::warn!(%error, "cannot follow changes of the packet filter; only flushes are noticed"))
         .ok()
 }

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 
 use portwarden_model::NamespacedName;
+use portwarden_xtables::{Section, Table, Transaction};
 
 use crate::render::{FixedRules, SharedChain};
 use crate::ruleset::{Entry, Pending, Ruleset};
-use crate::table::Table;
-use crate::transaction::{Section, Transaction};
 
 /// What differs between the acknowledged rules and the pending ones.
 pub fn changes(installed: &Ruleset, pending: &Pending) -> Transaction {

@@ -3,20 +3,38 @@
 //! Reading the tables back takes `iptables-save` a while. All that can be done without its answer is a [`Draft`], made meanwhile.
 
 use portwarden_model::Family;
+use portwarden_xtables::{Fingerprint, PrintedForm, SavedTable, Section, Table, Transaction};
 
 use crate::diff::write_shared;
 use crate::names::{ServiceChain, is_service_chain};
 use crate::render::{OwnChains, SharedChain};
 use crate::ruleset::{Pending, Ruleset};
-use crate::saved::{Fingerprint, Forms, Saved, SavedTables};
-use crate::table::Table;
-use crate::transaction::{Section, Transaction};
+
+/// What the tables have now; `None` where that could not be read.
+#[derive(Debug, Default)]
+pub struct SavedTables {
+    /// The filter table.
+    pub filter: Option<SavedTable>,
+    /// The nat table.
+    pub nat: Option<SavedTable>,
+}
+
+impl SavedTables {
+    /// One of them.
+    pub fn table(&self, table: Table) -> Option<&SavedTable> {
+        match table {
+            Table::Filter => self.filter.as_ref(),
+            Table::Nat => self.nat.as_ref(),
+            Table::Mangle => None,
+        }
+    }
+}
 
 /// All rules, as if the tables were empty.
 #[derive(Debug)]
 pub struct Draft {
     transaction: Transaction,
-    forms: Forms,
+    forms: PrintedForm,
     /// What the first chains of the nat table will look like, printed.
     foreseen: Vec<Fingerprint>,
 }
@@ -40,7 +58,7 @@ impl Names {
     }
 
     /// Whether there are Services, and the table has nothing of any.
-    pub fn are_new_to(&self, saved: &Saved) -> bool {
+    pub fn are_new_to(&self, saved: &SavedTable) -> bool {
         !self.own.is_empty() && !saved.chains().any(is_service_chain)
     }
 
@@ -66,7 +84,7 @@ impl Draft {
             write_shared(chain, &nothing, pending, section);
         }
         write_own(pending, &mut transaction.nat);
-        Draft { transaction, forms: Forms::new(family), foreseen: Vec::new() }
+        Draft { transaction, forms: PrintedForm::new(family), foreseen: Vec::new() }
     }
 
     /// Works out what chains will look like, printed, as long as there is time for it. The comparison does the rest.
@@ -136,7 +154,7 @@ mod tests {
     fn saved() -> SavedTables {
         let nat = "*nat\n:KUBE-MARK-MASQ - [0:0]\n:KUBE-SVC-OLD - [0:0]\n:KUBE-SEP-OLD - [0:0]\n:OTHERS - [0:0]\n\
                    -A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000\nCOMMIT\n";
-        SavedTables { filter: None, nat: Some(Saved::parse(nat)) }
+        SavedTables { filter: None, nat: Some(SavedTable::parse(nat)) }
     }
 
     #[test]

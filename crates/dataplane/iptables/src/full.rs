@@ -5,17 +5,13 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use portwarden_model::Family;
+use portwarden_xtables::{Error, Programs, RestoreError, SavedTable, Table, Transaction};
 
-use crate::command::{Programs, RestoreError};
-use crate::draft::{Draft, Names};
-use crate::error::Error;
+use crate::draft::{Draft, Names, SavedTables};
 use crate::jumps::{JUMPS, Jump};
 use crate::monitor::Monitor;
-use crate::names::{CANARY, FIREWALL};
+use crate::names::{CANARY, FIREWALL, is_service_chain};
 use crate::ruleset::Pending;
-use crate::saved::{Saved, SavedTables};
-use crate::table::Table;
-use crate::transaction::Transaction;
 
 /// Tables without Services are read within this time, usually a tenth of it; if not, there are some, and reading them takes longer than
 /// rendering.
@@ -51,7 +47,7 @@ pub(crate) fn look(
         };
         let (filter, nat) = (read(Table::Filter), read(Table::Nat));
         let is_reading = || nat.as_ref().is_ok_and(|nat| !nat.is_finished());
-        let names = programs.takes_all_at_once().then(|| Names::new(pending));
+        let names = (!programs.splits_transactions()).then(|| Names::new(pending));
         while names.is_some() && is_reading() && start.elapsed() < EMPTY_TABLES {
             thread::sleep(EMPTY_TABLES / 100);
         }
@@ -64,7 +60,7 @@ pub(crate) fn look(
     });
     let has_firewall = saved.filter.as_ref().is_some_and(|filter| filter.has_chain(FIREWALL));
     if !has_firewall && !firewall_is_written {
-        programs.new_chain(Table::Filter, FIREWALL)?;
+        programs.create_chain(Table::Filter, FIREWALL)?;
     }
     let missing = Missing::from(programs, &saved, family)?;
     let draft = match drawn_up {
@@ -91,7 +87,7 @@ impl Everything {
         if self.missing.canaries.contains(&Table::Nat) {
             chains.push(CANARY);
         }
-        programs.restore_announced(chains, || {
+        programs.restore_while_rendering(chains, || {
             let mut transaction = Draft::new(pending, family).compare(&mut SavedTables::default());
             self.missing.add_to(&mut transaction);
             transaction
@@ -127,17 +123,17 @@ impl Missing {
 
 /// Puts the last canary in place. Its failure is no reason to fail: the monitor will try again.
 pub(crate) fn finish(programs: &Programs, monitor: &mut Monitor) {
-    match programs.new_chain(Table::Mangle, CANARY) {
+    match programs.create_chain(Table::Mangle, CANARY) {
         Ok(_) => monitor.armed(),
         Err(error) => tracing::warn!(%error, "cannot make a canary chain; trying again later"),
     }
 }
 
-fn read_table(programs: &Programs, table: Table) -> Option<Saved> {
-    programs.read(table).inspect_err(|error| unreadable(table, error)).ok()
+fn read_table(programs: &Programs, table: Table) -> Option<SavedTable> {
+    programs.save(table, |chain| !is_service_chain(chain)).inspect_err(|error| unreadable(table, error)).ok()
 }
 
-fn what_was_read(reading: io::Result<ScopedJoinHandle<'_, Option<Saved>>>) -> Option<Saved> {
+fn what_was_read(reading: io::Result<ScopedJoinHandle<'_, Option<SavedTable>>>) -> Option<SavedTable> {
     reading.ok()?.join().ok()?
 }
 

@@ -1,7 +1,8 @@
 //! The rules in built-in chains that lead to ours.
 
+use portwarden_xtables::Table;
+
 use crate::names::{EXTERNAL_SERVICES, FIREWALL, FORWARD, NODE_PORTS, POSTROUTING, PROXY_FIREWALL, SERVICES};
-use crate::table::Table;
 
 /// A rule in a built-in chain that leads to one of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

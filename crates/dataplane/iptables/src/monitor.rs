@@ -2,7 +2,7 @@
 //!
 //! An empty chain, the canary, stands in each table. When the one in mangle is gone (that table is the smallest, so looking is cheap),
 //! whoever flushes is given a moment to finish with the other tables before everything is written anew. Where the kernel tells of
-//! changes ([`Watch`]), others' changes to our chains are noticed too, and at once.
+//! changes ([`ChangeNotices`]), others' changes to our chains are noticed too, and at once.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,12 +11,10 @@ use std::time::{Duration, Instant};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+use portwarden_xtables::{ChangeNotices, Presence, Programs, Table};
 
-use crate::command::{Presence, Programs};
 use crate::error::Error;
-use crate::names::CANARY;
-use crate::table::Table;
-use crate::watch::Watch;
+use crate::names::{CANARY, is_ours};
 
 /// Time between two looks at the other canaries once one is gone.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(100);
@@ -30,7 +28,7 @@ const GATHER: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct Monitor {
     timer: TimerFd,
-    watch: Option<Watch>,
+    watch: Option<ChangeNotices>,
     /// Both of them in one descriptor.
     either: Epoll,
     period: Duration,
@@ -51,7 +49,7 @@ enum State {
 
 impl Monitor {
     /// Watches with this period, from now on.
-    pub(crate) fn new(period: Duration, watch: Option<Watch>) -> Result<Self, Error> {
+    pub(crate) fn new(period: Duration, watch: Option<ChangeNotices>) -> Result<Self, Error> {
         let failed = |source: nix::Error| Error::Timer { source: source.into() };
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(failed)?;
@@ -72,7 +70,7 @@ impl Monitor {
 
     /// Looks, if it is time to. `Some` tells what others did.
     pub(crate) fn check(&mut self, programs: &Programs, now: Instant) -> Option<String> {
-        self.listen(now);
+        self.listen(programs, now);
         // Nothing to read means that the time has not come.
         self.timer.wait().ok()?;
         if let Some((text, _)) = self.changed.take_if(|(_, since)| now.duration_since(*since) >= GATHER) {
@@ -92,19 +90,14 @@ impl Monitor {
     /// Does not listen while `work` is done, if that is possible. Says whether it was.
     pub(crate) fn deaf<T>(&self, work: impl FnOnce() -> T) -> (T, bool) {
         match &self.watch {
-            Some(watch) => {
-                watch.pause();
-                let result = work();
-                watch.resume();
-                (result, true)
-            }
+            Some(watch) => (watch.with_notifications_paused(work), true),
             None => (work(), false),
         }
     }
 
     /// Reads what the kernel told, and sets the timer if that matters.
-    pub(crate) fn listen(&mut self, now: Instant) {
-        let Some(text) = self.watch.as_mut().and_then(Watch::read) else { return };
+    pub(crate) fn listen(&mut self, programs: &Programs, now: Instant) {
+        let Some(text) = self.watch.as_mut().and_then(|watch| watch.read(programs, is_ours)) else { return };
         if self.changed.is_none() {
             self.changed = Some((text, now));
             self.set_timer(GATHER);
@@ -158,9 +151,9 @@ impl Monitor {
 }
 
 /// Makes the canaries that are not there.
-fn arm(programs: &Programs) -> Result<(), Error> {
+fn arm(programs: &Programs) -> Result<(), portwarden_xtables::Error> {
     for table in [Table::Mangle, Table::Nat, Table::Filter] {
-        programs.new_chain(table, CANARY)?;
+        programs.create_chain(table, CANARY)?;
     }
     Ok(())
 }
@@ -175,9 +168,9 @@ fn presence(programs: &Programs, table: Table) -> Presence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::command::Variant;
     use portwarden_model::Family;
     use portwarden_testkit::Namespace;
+    use portwarden_xtables::Variant;
 
     fn run(programs: &Programs, work: impl FnOnce(&mut Monitor) + Send) {
         let namespace = Namespace::new("monitor").unwrap();

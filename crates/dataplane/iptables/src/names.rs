@@ -4,6 +4,7 @@ use std::fmt;
 
 use data_encoding::BASE32;
 use portwarden_model::PortName;
+use portwarden_xtables::Change;
 use sha2::{Digest, Sha256};
 
 /// Dispatches by address; exists in filter (addresses without endpoints) and nat (all others).
@@ -93,6 +94,27 @@ impl ServiceChain {
 /// Whether a chain of the nat table was made for a service port, by this program or by kube-proxy.
 pub fn is_service_chain(name: &str) -> bool {
     Role::ALL.into_iter().any(|role| name.starts_with(role.prefix()))
+}
+
+/// How far a chain of the nat table is from the endpoints: it leads only to chains of lower levels.
+pub fn chain_level(chain: &str) -> u8 {
+    match chain {
+        SERVICES => 6,
+        NODE_PORTS => 5,
+        _ if chain.starts_with(Role::Firewall.prefix()) => 4,
+        _ if chain.starts_with(Role::External.prefix()) => 3,
+        _ if chain.starts_with(Role::Cluster.prefix()) || chain.starts_with(Role::Local.prefix()) => 2,
+        _ if chain.starts_with(Role::Endpoint.prefix()) => 1,
+        _ => 0,
+    }
+}
+
+/// Whether this change of a chain, or of a rule in it, is ours alone to make. The kubelet adds rules to one of our chains, so there
+/// only what is removed matters.
+pub(crate) fn is_ours(chain: &str, change: Change) -> bool {
+    const FIXED: [&str; 8] =
+        [SERVICES, EXTERNAL_SERVICES, FORWARD, NODE_PORTS, PROXY_FIREWALL, POSTROUTING, MARK_MASQ, CANARY];
+    FIXED.contains(&chain) || is_service_chain(chain) || (change == Change::Gone && chain == FIREWALL)
 }
 
 impl fmt::Display for ServiceChain {

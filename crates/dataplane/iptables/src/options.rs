@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::command::Variant;
+use portwarden_xtables::Variant;
+
 use crate::error::Error;
 use crate::render::Mark;
 
@@ -25,7 +26,7 @@ impl Default for Options {
             masquerade_bit: 14,
             localhost_node_ports: true,
             sync_period: Duration::from_secs(30),
-            variant: Variant::FromPath,
+            variant: Variant::Installed,
         }
     }
 }

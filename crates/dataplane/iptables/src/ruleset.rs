@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use portwarden_model::{NamespacedName, ProxiedService};
+use portwarden_xtables::Table;
 
 use crate::names::ServiceChain;
 use crate::render::{Context, FixedRules, OwnChains, SharedLines, own_chain_names};
-use crate::table::Table;
 
 /// One Service as rendered, when first asked for. Its own chains are not kept: they follow from the Service and the context, and are
 /// most of the text.

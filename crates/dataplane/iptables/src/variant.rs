@@ -3,10 +3,9 @@
 use std::fs;
 
 use portwarden_model::Family;
+use portwarden_xtables::{Programs, Table, Variant};
 
-use crate::command::{Programs, Variant};
 use crate::names::SERVICES;
-use crate::table::Table;
 
 /// The other implementation, if it holds rules of this mode: they apply beside ours, and nothing we do changes them. Such rules stay
 /// behind when a node moves from one to the other; [`crate::cleanup`] with that variant removes them.
@@ -14,10 +13,10 @@ pub fn other_rules(family: Family, used: Variant) -> Option<Variant> {
     let other = match used {
         Variant::Nft if has_legacy_tables(family) => Variant::Legacy,
         Variant::Legacy => Variant::Nft,
-        Variant::Nft | Variant::FromPath => return None,
+        Variant::Nft | Variant::Installed => return None,
     };
     // Often not installed; then nobody here can have used it.
-    let saved = Programs::new(family, other).read(Table::Nat).ok()?;
+    let saved = Programs::new(family, other).save(Table::Nat, |_| false).ok()?;
     saved.has_chain(SERVICES).then_some(other)
 }
 

@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use common::{Tables, VARIANTS, assert_same, cluster, full_sync, recorded_settings, sync};
 use nix::fcntl::{Flock, FlockArg};
-use portwarden_iptables::{Error, IptablesDataplane, Options, Programs, Variant, other_rules};
+use portwarden_iptables::{Error, IptablesDataplane, Options, other_rules};
 use portwarden_model::object::{EndpointSlice, Service};
 use portwarden_model::{Changes, Cluster, Dataplane, Event, Family, Interner, NamespacedName, manifest};
+use portwarden_xtables::{Programs, Variant};
 use serde_json::json;
 
 const FAMILY: Family = Family::V4;
@@ -61,11 +62,11 @@ fn installed(name: &str) -> PathBuf {
 #[test]
 fn a_missing_program_is_named_with_advice() {
     let nowhere = tempfile::tempdir().unwrap();
-    let programs = Programs::new(FAMILY, Variant::FromPath).in_folder(nowhere.path());
+    let programs = Programs::new(FAMILY, Variant::Installed).in_folder(nowhere.path());
     let error = IptablesDataplane::with_programs(FAMILY, Options::default(), programs).unwrap_err();
-    assert!(matches!(error, Error::Start { .. }), "{error:?}");
+    assert!(matches!(error, Error::Programs(portwarden_xtables::Error::Start { .. })), "{error:?}");
     let text = error.to_string();
-    assert!(text.contains("iptables: it is not installed; install iptables"), "{text}");
+    assert!(text.contains("iptables: it is not installed"), "{text}");
 }
 
 #[test]
@@ -98,7 +99,7 @@ fn a_program_that_hangs_is_stopped() {
     // The child holds the pipes too, as modprobe would.
     folder.replace("iptables-nft-restore", "sleep 1000 & wait");
     let programs = folder.programs();
-    let mut dataplane = folder.dataplane(&tables, programs.limit(Duration::from_secs(1)));
+    let mut dataplane = folder.dataplane(&tables, programs.timeout(Duration::from_secs(1)));
     let cluster = Cluster::new(recorded_settings());
     let error = sync(&mut dataplane, &tables, &cluster, &Changes::everything()).unwrap_err();
     assert!(error.to_string().contains("did not end within 1 s and was killed"), "{error}");

@@ -5,8 +5,9 @@
 mod common;
 
 use common::{Tables, VARIANTS, assert_same, canonical, cluster, fixture, full_sync, recorded_settings};
-use portwarden_iptables::{Options, Variant};
+use portwarden_iptables::Options;
 use portwarden_model::{DetectLocal, Family, Name, NodePortRange, Settings};
+use portwarden_xtables::Variant;
 
 fn check(recording: &str, settings: &Settings, options: &Options, variants: &[Variant]) {
     let cluster = cluster(settings.clone(), "reference/objects.json", "reference/node.json");

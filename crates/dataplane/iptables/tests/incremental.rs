@@ -9,16 +9,15 @@ use std::sync::Arc;
 use common::random::{Step, steps};
 use common::simulator::Simulator;
 use common::{Tables, VARIANTS, assert_same, sync};
+use portwarden_iptables::Options;
 use portwarden_iptables::diff;
-use portwarden_iptables::draft::{Draft, Names};
-use portwarden_iptables::input::{Input, announce};
+use portwarden_iptables::draft::{Draft, Names, SavedTables};
+use portwarden_iptables::names::chain_level;
 use portwarden_iptables::plan::Plan;
 use portwarden_iptables::render::{Context, FixedRules, InvalidPackets, Mark, pod_match};
 use portwarden_iptables::ruleset::Ruleset;
-use portwarden_iptables::saved::SavedTables;
-use portwarden_iptables::transaction::Transaction;
-use portwarden_iptables::{Options, Table};
 use portwarden_model::{Changes, Cluster, Desired, DetectLocal, Family, NodePortRange, Settings};
+use portwarden_xtables::{Table, Transaction, Variant};
 use proptest::prelude::*;
 
 fn settings() -> Settings {
@@ -77,10 +76,7 @@ impl Pure {
     /// The same once more, as it is given to a program that starts before the rules are known: nothing changes.
     fn restore_announced(&mut self, names: &Names, transaction: &Transaction) {
         let before = self.tables.clone();
-        let mut text = Vec::new();
-        announce(&mut names.iter().collect::<Vec<_>>(), &mut text).unwrap();
-        Input::announced(transaction).write_rest(&mut text).unwrap();
-        let text = String::from_utf8(text).unwrap();
+        let text = transaction.text_after_chains(names.iter().collect());
         self.tables.restore(&text).unwrap();
         assert_eq!(self.tables, before);
         let count = text.lines().filter(|line| line.starts_with(':')).count();
@@ -93,9 +89,7 @@ impl Pure {
 
     /// In one step or several: each of them must leave the tables whole.
     fn restore(&mut self, transaction: &Transaction) {
-        let mut text = Vec::new();
-        Input::new(transaction, self.chains_per_step).write_to(&mut text).unwrap();
-        self.tables.restore(&String::from_utf8(text).unwrap()).unwrap();
+        self.tables.restore(&transaction.text_in_steps(self.chains_per_step, chain_level)).unwrap();
     }
 
     fn sync_changes(&mut self, desired: &Desired, changes: &Changes) {
@@ -148,7 +142,7 @@ proptest! {
     }
 }
 
-fn compare_in_the_kernel(variant: portwarden_iptables::Variant, family: Family, steps: &[Step]) {
+fn compare_in_the_kernel(variant: Variant, family: Family, steps: &[Step]) {
     let mut cluster = Cluster::new(settings());
     let tables = Tables::new("incremental", variant);
     let mut dataplane = tables.dataplane(family, Options::default());

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use common::{Tables, VARIANTS, assert_same, cluster, full_sync, recorded_settings, sync};
 use nix::poll::{PollFd, PollFlags, poll};
-use portwarden_iptables::{IptablesDataplane, Options, PACKET_COUNTERS, Variant};
+use portwarden_iptables::{IptablesDataplane, Options, PACKET_COUNTERS};
 use portwarden_model::object::{EndpointSlice, Service};
 use portwarden_model::{
     Changes, Cluster, Dataplane, Event, Family, Interner, NodePortRange, Report, Settings, manifest,
 };
+use portwarden_xtables::Variant;
 
 const HOUR: Duration = Duration::from_secs(3600);
 

@@ -4,9 +4,10 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use portwarden_iptables::{IptablesDataplane, Programs, Variant};
+use portwarden_iptables::IptablesDataplane;
 use portwarden_model::{Dataplane, Family, PerFamily};
 use portwarden_nftables::{Nftables, Watch};
+use portwarden_xtables::{Programs, Variant};
 use tracing::{debug, info};
 
 use super::ipvs;
@@ -21,7 +22,7 @@ pub(super) fn families(mode: Mode) -> anyhow::Result<FamilySupport> {
     let works = |family| match mode {
         Mode::Nftables | Mode::Ebpf => true,
         Mode::Iptables | Mode::Ipvs | Mode::Userspace => {
-            match Programs::new(family, Variant::FromPath).check() {
+            match Programs::new(family, Variant::Installed).check() {
                 Ok(()) => true,
                 Err(error) => {
                     info!(ipFamily = %family, err = crate::logging::chain(&error), "No iptables support for family");
@@ -74,7 +75,7 @@ pub(super) fn build(config: &Config, support: FamilySupport) -> anyhow::Result<V
                     masquerade_bit: config.masquerade.bit.into(),
                     localhost_node_ports: config.localhost_node_ports,
                     sync_period: config.pacing.sync_period,
-                    variant: Variant::FromPath,
+                    variant: Variant::Installed,
                 };
                 Ok(Box::new(IptablesDataplane::new(family, options).with_context(|| failed(family))?))
             };
@@ -180,7 +181,7 @@ fn remove(leftover: Leftover, excluded: &ExcludedRanges) -> anyhow::Result<()> {
 }
 
 fn variant_in_path(family: Family) -> Option<Variant> {
-    Programs::new(family, Variant::FromPath).find_variant().ok()
+    Programs::new(family, Variant::Installed).detect_variant().ok()
 }
 
 /// Whether the kernel has tables of the old iptables. Asking the program itself would create them.

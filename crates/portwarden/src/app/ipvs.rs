@@ -5,14 +5,11 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use ipnet::IpNet;
-use portwarden_iptables::command::RestoreError;
-use portwarden_iptables::saved::Saved;
-use portwarden_iptables::transaction::Transaction;
-use portwarden_iptables::{Programs, Table, Variant};
 use portwarden_model::Family;
 use portwarden_netlink::ipset::Sets;
 use portwarden_netlink::ipvs::{Ipvs, ServerKey};
 use portwarden_netlink::route::Route;
+use portwarden_xtables::{Programs, RestoreError, Table, Transaction, Variant};
 use tracing::{debug, info};
 
 use crate::config::ExcludedRanges;
@@ -87,8 +84,7 @@ pub(super) fn remove_chains(family: Family, variant: Variant) -> anyhow::Result<
         return Ok(());
     }
     for (table, chain) in CHAINS {
-        let saved = programs.save(table)?;
-        if Saved::parse(&saved).has_chain(chain) {
+        if programs.save(table, |_| false)?.has_chain(chain) {
             let mut transaction = Transaction::new();
             transaction.section(table).delete_chain(chain);
             match programs.restore(&transaction) {

@@ -5,13 +5,14 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Result;
-use portwarden_iptables::{IptablesDataplane, Options as IptablesOptions, Programs, Variant};
+use portwarden_iptables::{IptablesDataplane, Options as IptablesOptions};
 use portwarden_model::{Changes, Dataplane, Desired, Family, Flow, NodePortRange, Protocol, StaleFlows};
 use portwarden_netlink::IpFamily;
 use portwarden_netlink::conntrack::{self, Conntrack};
 use portwarden_nftables::{Nftables, Options as NftablesOptions, Watch};
 use portwarden_testkit::oracle::Mode;
 use portwarden_testkit::rig::{Candidate, Options};
+use portwarden_xtables::{Programs, Variant};
 
 /// All of them.
 pub(crate) const ALL: [Candidate; 3] = [NFTABLES, IPTABLES_NFT, IPTABLES_LEGACY];

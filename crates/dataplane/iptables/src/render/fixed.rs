@@ -3,11 +3,10 @@
 use std::fmt;
 
 use portwarden_model::{Family, NodePortAddresses};
+use portwarden_xtables::Table;
 
 use super::rule;
 use crate::names::{FIREWALL, FORWARD, INVALID_COUNTER, MARK_MASQ, NODE_PORTS, POSTROUTING, SERVICES};
-
-use crate::table::Table;
 
 /// The bit of the packet mark that asks for masquerading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

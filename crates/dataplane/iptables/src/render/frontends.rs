@@ -1,11 +1,10 @@
 //! What a Service adds to the chains that all Services share: how its addresses and node ports are recognised.
 
 use portwarden_model::{Exposure, Frontend, PoolKind, ProxiedService, Verdict};
+use portwarden_xtables::{Table, count_lines};
 
-use super::{Context, Port, count_lines, refusal, rule};
+use super::{Context, Port, refusal, rule};
 use crate::names::{EXTERNAL_SERVICES, LOCALHOST_COUNTER, NODE_PORTS, PROXY_FIREWALL, Role, SERVICES};
-
-use crate::table::Table;
 
 /// A chain to which all Services contribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

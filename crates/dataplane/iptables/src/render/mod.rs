@@ -94,12 +94,6 @@ fn refusal(verdict: Verdict) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// How many lines a text has, each with its end. In pieces whose count fits a byte, for which the compiler has wide instructions.
-pub(crate) fn count_lines(text: &str) -> usize {
-    let ends = |piece: &[u8]| piece.iter().map(|byte| u8::from(*byte == b'\n')).sum::<u8>();
-    text.as_bytes().chunks(128).map(|piece| usize::from(ends(piece))).sum()
-}
-
 /// Appends the parts one after the other; several times faster than formatting.
 fn push(out: &mut String, parts: &[&str]) {
     parts.iter().for_each(|part| out.push_str(part));

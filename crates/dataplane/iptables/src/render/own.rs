@@ -1,8 +1,9 @@
 //! The chains that belong to one Service alone: external traffic, source ranges, choice of endpoints, endpoints.
 
 use portwarden_model::{Exposure, Frontend, Masquerade, PoolKind, ProxiedService, Verdict};
+use portwarden_xtables::count_lines;
 
-use super::{Context, Port, count_lines, rule};
+use super::{Context, Port, rule};
 use crate::names::{MARK_MASQ, PROXY_FIREWALL, Role, ServiceChain};
 
 /// The chains of one Service with their rules, all in the nat table.

@@ -8,11 +8,12 @@ pub mod simulator;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use portwarden_iptables::{IptablesDataplane, Options, PACKET_COUNTERS, Programs, Variant};
+use portwarden_iptables::{IptablesDataplane, Options, PACKET_COUNTERS};
 use portwarden_model::object::{EndpointSlice, Node, Service};
 use portwarden_model::{Changes, Cluster, DetectLocal, Event, Family, Interner, Kind, Settings, manifest};
 use portwarden_testkit::Namespace;
 pub use portwarden_testkit::saved_rules::{assert_same, canonical};
+use portwarden_xtables::{Programs, Variant};
 use serde_json::Value;
 
 pub const VARIANTS: [Variant; 2] = [Variant::Nft, Variant::Legacy];

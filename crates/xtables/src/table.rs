@@ -1,20 +1,18 @@
-//! The tables that hold our chains.
+//! The tables that can hold chains of ours.
 
 use std::fmt;
 
 /// A table of the kernel's packet filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(missing_docs, reason = "iptables' own names")]
 pub enum Table {
-    /// Decides what passes.
     Filter,
-    /// Rewrites addresses.
     Nat,
-    /// Ours only for the canary.
     Mangle,
 }
 
 impl Table {
-    /// The name that iptables knows.
+    /// The name as in `iptables -t`.
     pub fn as_str(self) -> &'static str {
         match self {
             Table::Filter => "filter",

@@ -1,8 +1,8 @@
 //! The text that `iptables-restore` reads.
 //!
-//! Usually each table changes in one step. The nf_tables variant of the program, however, looks for chains in a sorted list, one by
+//! Usually each table changes in one step. The nft variant of the program, however, looks for chains in a sorted list, one by
 //! one: 1,000 Services with 10 endpoints take it seconds, 5,000 take minutes. So a large change goes in several steps there, in an
-//! order in which every step leaves the table whole: endpoints first, what leads to them after, and removals last.
+//! order in which every step leaves the table whole: endpoints first, what leads to them after, and deletions last.
 
 use std::cmp::Reverse;
 use std::io::{self, Write};
@@ -10,18 +10,24 @@ use std::sync::OnceLock;
 
 use portwarden_model::NamespacedName;
 
-use crate::names::{NODE_PORTS, Role, SERVICES};
+use super::transaction::{Section, Transaction};
 use crate::table::Table;
-use crate::transaction::{Section, Transaction};
 
 /// A transaction as text.
 #[derive(Debug)]
-pub struct Input<'a> {
+pub(crate) struct Input<'a> {
     transaction: &'a Transaction,
-    chains_per_step: usize,
+    split: Split,
     nat_first: bool,
-    /// Known once a line was asked for.
+    /// Computed when a line is asked for.
     steps: OnceLock<Vec<Step<'a>>>,
+}
+
+/// How a section is cut into steps.
+#[derive(Debug, Clone, Copy)]
+struct Split {
+    chains_per_step: usize,
+    level: Option<fn(&str) -> u8>,
 }
 
 /// What is committed at once.
@@ -38,52 +44,45 @@ struct Step<'a> {
 
 /// What a line is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Line<'a> {
-    /// A rule, of a Service or of nobody in particular.
-    Rule {
-        /// The rule.
-        text: &'a str,
-        /// Whose it is.
-        owner: Option<&'a NamespacedName>,
-    },
-    /// The removal of a chain.
-    Delete {
-        /// The chain.
-        chain: &'a str,
-    },
+pub(super) enum Line<'a> {
+    /// A rule, of a Service or not.
+    Rule { text: &'a str, owner: Option<&'a NamespacedName> },
+    /// The deletion of a chain.
+    Delete { chain: &'a str },
     /// Making or emptying a chain.
-    Chain {
-        /// The chain.
-        name: &'a str,
-    },
+    Chain { name: &'a str },
     /// The beginning or end of a table.
     Frame,
 }
 
 impl<'a> Input<'a> {
-    /// The text of a transaction, with at most so many chains in one step.
-    pub fn new(transaction: &'a Transaction, chains_per_step: usize) -> Self {
-        let chains_per_step = chains_per_step.max(1);
-        Input { transaction, chains_per_step, nat_first: false, steps: OnceLock::new() }
+    /// The text of a transaction, with at most so many chains in one step; `level` orders them.
+    pub(crate) fn new(
+        transaction: &'a Transaction,
+        chains_per_step: usize,
+        level: Option<fn(&str) -> u8>,
+    ) -> Self {
+        let split = Split { chains_per_step: chains_per_step.max(1), level };
+        Input { transaction, split, nat_first: false, steps: OnceLock::new() }
     }
 
     /// The text of a transaction whose chains of the nat table were [announced](announce) before.
-    pub fn announced(transaction: &'a Transaction) -> Self {
-        Input { nat_first: true, ..Input::new(transaction, usize::MAX) }
+    pub(crate) fn announced(transaction: &'a Transaction) -> Self {
+        Input { nat_first: true, ..Input::new(transaction, usize::MAX, None) }
     }
 
-    /// Writes it, one table after the other: whoever reads the first has something to do while the second is put in order.
-    pub fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+    /// Writes it, one table after the other: the program works on the first while the second is put in order.
+    pub(crate) fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         for section in self.sections() {
-            steps(section, self.chains_per_step).iter().try_for_each(|step| step.write_to(out))?;
+            steps(section, self.split).iter().try_for_each(|step| step.write_to(out))?;
             out.flush()?;
         }
         Ok(())
     }
 
     /// Writes what was not announced.
-    pub fn write_rest(&self, out: &mut dyn Write) -> io::Result<()> {
-        let mut steps = self.sections().flat_map(|section| steps(section, self.chains_per_step));
+    pub(crate) fn write_rest(&self, out: &mut dyn Write) -> io::Result<()> {
+        let mut steps = self.sections().flat_map(|section| steps(section, self.split));
         if let Some(nat) = steps.next() {
             nat.write_body(out)?;
         }
@@ -100,11 +99,11 @@ impl<'a> Input<'a> {
 
     /// What the line with this number is about, and whether earlier steps had been committed when it was read. The first line is 1,
     /// as in the messages of `iptables-restore`.
-    pub fn line(&self, number: usize) -> Option<(Line<'a>, bool)> {
+    pub(super) fn line(&self, number: usize) -> Option<(Line<'a>, bool)> {
         let mut number = number.checked_sub(1)?;
-        let steps = self.steps.get_or_init(|| {
-            self.sections().flat_map(|section| steps(section, self.chains_per_step)).collect()
-        });
+        let steps = self
+            .steps
+            .get_or_init(|| self.sections().flat_map(|section| steps(section, self.split)).collect());
         for (index, step) in steps.iter().enumerate() {
             if number < step.lines() {
                 return Some((step.line(number), index > 0));
@@ -116,7 +115,7 @@ impl<'a> Input<'a> {
 }
 
 /// Writes the beginning of a change of the nat table: these chains are made. Their rules can follow when they are rendered.
-pub fn announce(names: &mut [&str], out: &mut dyn Write) -> io::Result<()> {
+pub(crate) fn announce(names: &mut [&str], out: &mut dyn Write) -> io::Result<()> {
     names.sort_by_cached_key(|name| Reverse(sort_key(name)));
     write_head(Table::Nat, names.iter().copied(), out)?;
     out.flush()
@@ -133,7 +132,9 @@ fn write_head<'a>(table: Table, names: impl Iterator<Item = &'a str>, out: &mut 
 }
 
 /// Cuts a section into steps.
-fn steps(section: &Section, limit: usize) -> Vec<Step<'_>> {
+fn steps(section: &Section, split: Split) -> Vec<Step<'_>> {
+    let limit = split.chains_per_step;
+    let height = |name: &str| split.level.map_or(0, |level| level(name));
     let mut chains: Vec<usize> = (0..section.chains()).collect();
     let mut deletes: Vec<&str> = section.deletes().iter().map(String::as_str).collect();
     if chains.len() + deletes.len() > limit {
@@ -166,20 +167,7 @@ fn steps(section: &Section, limit: usize) -> Vec<Step<'_>> {
     steps
 }
 
-/// How far a chain is from the endpoints: it leads only to chains below it.
-fn height(chain: &str) -> u8 {
-    match chain {
-        SERVICES => 6,
-        NODE_PORTS => 5,
-        _ if chain.starts_with(Role::Firewall.prefix()) => 4,
-        _ if chain.starts_with(Role::External.prefix()) => 3,
-        _ if chain.starts_with(Role::Cluster.prefix()) || chain.starts_with(Role::Local.prefix()) => 2,
-        _ if chain.starts_with(Role::Endpoint.prefix()) => 1,
-        _ => 0,
-    }
-}
-
-/// Orders names nearly as they are, much faster: only the speed of the program depends on it.
+/// Orders names nearly alphabetically, much faster: only the speed of the program depends on it.
 fn sort_key(name: &str) -> u128 {
     let mut key = [0; 16];
     let bytes = name.trim_start_matches("KUBE-").as_bytes();
@@ -271,9 +259,18 @@ mod tests {
         transaction
     }
 
+    fn level(chain: &str) -> u8 {
+        match chain {
+            "KUBE-SERVICES" => 6,
+            _ if chain.starts_with("KUBE-SVC-") => 2,
+            _ if chain.starts_with("KUBE-SEP-") => 1,
+            _ => 0,
+        }
+    }
+
     fn text(transaction: &Transaction, limit: usize) -> String {
         let mut text = Vec::new();
-        Input::new(transaction, limit).write_to(&mut text).unwrap();
+        Input::new(transaction, limit, Some(level)).write_to(&mut text).unwrap();
         String::from_utf8(text).unwrap()
     }
 
@@ -338,7 +335,7 @@ COMMIT
         let transaction = example();
         let web = NamespacedName::new("demo", "web");
         for limit in [1, 2, 3, 6] {
-            let input = Input::new(&transaction, limit);
+            let input = Input::new(&transaction, limit, Some(level));
             let text = text(&transaction, limit);
             for (index, printed) in text.lines().enumerate() {
                 let (line, _) = input.line(index + 1).unwrap();
@@ -381,10 +378,16 @@ COMMIT
     #[test]
     fn it_is_known_whether_earlier_steps_took_effect() {
         let mut transaction = example();
-        assert_eq!(Input::new(&transaction, 2).line(2).map(|(_, committed)| committed), Some(false));
-        assert_eq!(Input::new(&transaction, 2).line(8).map(|(_, committed)| committed), Some(true));
+        assert_eq!(
+            Input::new(&transaction, 2, Some(level)).line(2).map(|(_, committed)| committed),
+            Some(false)
+        );
+        assert_eq!(
+            Input::new(&transaction, 2, Some(level)).line(8).map(|(_, committed)| committed),
+            Some(true)
+        );
         transaction.section(Table::Filter).make_chain("KUBE-FORWARD");
-        let input = Input::new(&transaction, usize::MAX);
+        let input = Input::new(&transaction, usize::MAX, None);
         assert_eq!(input.line(2), Some((Line::Chain { name: "KUBE-FORWARD" }, false)));
         assert_eq!(input.line(5), Some((Line::Chain { name: "KUBE-SVC-A" }, true)));
     }

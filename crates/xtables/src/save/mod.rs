@@ -1,58 +1,37 @@
 //! What `iptables-save` printed, and whether a chain in it is what we would write. Pure.
 //!
-//! The text is read while it is being printed. Of Services' chains, which are nearly all of it, only a fingerprint is kept.
+//! The text is parsed while it is being printed. Where the caller needs no text, as for the chains of Services, which are nearly all of
+//! it, only a fingerprint is kept.
 
-mod form;
+mod printed_form;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
 use portwarden_model::Family;
 
-use crate::names::is_service_chain;
-use crate::table::Table;
-use form::FingerprintWriter;
+use printed_form::FingerprintWriter;
 
-pub use form::{Fingerprint, Forms};
-
-/// What the tables have now; `None` where that could not be read.
-#[derive(Debug, Default)]
-pub struct SavedTables {
-    /// The filter table.
-    pub filter: Option<Saved>,
-    /// The nat table.
-    pub nat: Option<Saved>,
-}
-
-impl SavedTables {
-    /// One of them.
-    pub fn table(&self, table: Table) -> Option<&Saved> {
-        match table {
-            Table::Filter => self.filter.as_ref(),
-            Table::Nat => self.nat.as_ref(),
-            Table::Mangle => None,
-        }
-    }
-}
+pub use printed_form::{Fingerprint, PrintedForm};
 
 /// The chains of one table.
 #[derive(Debug, Default)]
-pub struct Saved {
+pub struct SavedTable {
     chains: HashMap<Box<str>, Chain>,
 }
 
 #[derive(Debug, Default)]
 struct Chain {
     fingerprint: Fingerprint,
-    /// As printed; not kept for Services' chains.
+    /// As printed; empty if the caller did not want it.
     rules: String,
     claimed: bool,
 }
 
-impl Saved {
-    /// Reads the output of `iptables-save` for one table.
+impl SavedTable {
+    /// Parses the output of `iptables-save` for one table, and keeps all rules as text.
     pub fn parse(text: &str) -> Self {
-        let mut reader = Reader::default();
+        let mut reader = SaveReader::new(|_| true);
         reader.push(text.as_bytes());
         reader.finish()
     }
@@ -67,30 +46,36 @@ impl Saved {
         self.chains.keys().map(|name| &**name)
     }
 
-    /// Whether a rule, given as for `iptables-restore`, is anywhere in a chain, which is none of a Service.
+    /// Whether a rule, given as a line of `iptables-restore` with `-A`, is anywhere in a chain whose text was kept.
     pub fn has_rule(&self, chain: &str, rule: &str, family: Family) -> bool {
-        let mut forms = Forms::new(family);
+        let mut forms = PrintedForm::new(family);
         let printed = forms.printed(rule);
         self.chains.get(chain).is_some_and(|chain| chain.rules.lines().any(|line| line == printed))
     }
 
-    /// What stands for the rules of a chain, if it exists. The chain is one of those that are wanted from now on.
+    /// The rules of a chain as printed, one per line; empty if the chain does not exist or its text was not kept.
+    pub fn rules(&self, chain: &str) -> &str {
+        self.chains.get(chain).map_or("", |chain| &chain.rules)
+    }
+
+    /// The fingerprint of a chain's rules, if it exists. Marks the chain as wanted: [`unclaimed`](Self::unclaimed) leaves it out.
     pub fn claim(&mut self, chain: &str) -> Option<Fingerprint> {
         let chain = self.chains.get_mut(chain)?;
         chain.claimed = true;
         Some(chain.fingerprint)
     }
 
-    /// The chains that nobody [claimed](Self::claim), in no particular order.
+    /// The chains that were not [claimed](Self::claim), in no particular order.
     pub fn unclaimed(&self) -> impl Iterator<Item = &str> {
         self.chains.iter().filter(|(_, chain)| !chain.claimed).map(|(name, _)| &**name)
     }
 }
 
-/// Reads the output of `iptables-save` for one table, in pieces that may end anywhere.
-#[derive(Debug, Default)]
-pub struct Reader {
-    saved: Saved,
+/// Parses the output of `iptables-save` for one table, in pieces that may end anywhere.
+#[derive(Debug)]
+pub(crate) struct SaveReader {
+    keep_text: fn(&str) -> bool,
+    saved: SavedTable,
     /// The beginning of a line.
     unread: Vec<u8>,
     /// The chain whose rules are being read: they stand together.
@@ -104,9 +89,12 @@ struct Open {
     rules: Option<String>,
 }
 
-impl Reader {
-    /// Reads on.
-    pub fn push(&mut self, piece: &[u8]) {
+impl SaveReader {
+    pub(crate) fn new(keep_text: fn(&str) -> bool) -> Self {
+        SaveReader { keep_text, saved: SavedTable::default(), unread: Vec::new(), open: None }
+    }
+
+    pub(crate) fn push(&mut self, piece: &[u8]) {
         let mut text = std::mem::take(&mut self.unread);
         text.extend_from_slice(piece);
         if let Some(end) = text.iter().rposition(|byte| *byte == b'\n') {
@@ -116,8 +104,7 @@ impl Reader {
         self.unread = text;
     }
 
-    /// What was read in all.
-    pub fn finish(mut self) -> Saved {
+    pub(crate) fn finish(mut self) -> SavedTable {
         let last = std::mem::take(&mut self.unread);
         self.line(&printable(&last));
         self.close();
@@ -130,7 +117,8 @@ impl Reader {
             self.close();
         }
         if let Some(name) = chain {
-            self.open.get_or_insert_with(|| Open::new(name)).rule(line);
+            let keep_text = self.keep_text;
+            self.open.get_or_insert_with(|| Open::new(name, keep_text(name))).rule(line);
         } else if let Some(declared) = line.strip_prefix(':') {
             self.saved.chains.entry(first_word(declared).into()).or_default();
         }
@@ -145,8 +133,8 @@ impl Reader {
 }
 
 impl Open {
-    fn new(name: &str) -> Self {
-        let rules = (!is_service_chain(name)).then(String::new);
+    fn new(name: &str, keep_text: bool) -> Self {
+        let rules = keep_text.then(String::new);
         Open { name: name.into(), fingerprint: FingerprintWriter::default(), rules }
     }
 
@@ -159,7 +147,7 @@ impl Open {
     }
 }
 
-/// Valid text takes the short way.
+/// Valid text is not copied.
 fn printable(bytes: &[u8]) -> Cow<'_, str> {
     str::from_utf8(bytes).map_or_else(|_| String::from_utf8_lossy(bytes), Cow::Borrowed)
 }
@@ -185,13 +173,13 @@ COMMIT
 # Completed
 ";
 
-    fn matches(saved: &mut Saved, chain: &str, rules: &str) -> bool {
-        saved.claim(chain) == Some(Forms::new(Family::V4).fingerprint(rules))
+    fn matches(saved: &mut SavedTable, chain: &str, rules: &str) -> bool {
+        saved.claim(chain) == Some(PrintedForm::new(Family::V4).fingerprint(rules))
     }
 
     #[test]
     fn chains_are_compared_rule_by_rule() {
-        let mut saved = Saved::parse(TEXT);
+        let mut saved = SavedTable::parse(TEXT);
         let right = "-A KUBE-SVC-A -s 10.0.0.1 -j KUBE-SVC-B\n-A KUBE-SVC-A -j RETURN\n";
         assert!(matches(&mut saved, "KUBE-SVC-A", right));
         for wrong in ["", "-A KUBE-SVC-A -j RETURN\n", &format!("{right}-A KUBE-SVC-A -j RETURN\n")] {
@@ -205,20 +193,20 @@ COMMIT
 
     #[test]
     fn chains_without_rules_count_and_the_end_may_be_cut_off() {
-        let saved = Saved::parse(TEXT);
+        let saved = SavedTable::parse(TEXT);
         let mut names: Vec<_> = saved.chains().collect();
         names.sort_unstable();
         assert_eq!(names, ["KUBE-SVC-A", "KUBE-SVC-B", "PREROUTING"]);
-        let mut cut_off = Saved::parse(":A - [0:0]\n-A A -j RETURN");
+        let mut cut_off = SavedTable::parse(":A - [0:0]\n-A A -j RETURN");
         assert!(matches(&mut cut_off, "A", "-A A -j RETURN\n"));
-        assert_eq!(Saved::parse("").chains().count(), 0);
+        assert_eq!(SavedTable::parse("").chains().count(), 0);
     }
 
     #[test]
     fn pieces_may_end_anywhere() {
         let right = "-A KUBE-SVC-A -s 10.0.0.1 -j KUBE-SVC-B\n-A KUBE-SVC-A -j RETURN\n";
         for length in 1..TEXT.len() {
-            let mut reader = Reader::default();
+            let mut reader = SaveReader::new(|_| true);
             TEXT.as_bytes().chunks(length).for_each(|piece| reader.push(piece));
             let mut saved = reader.finish();
             assert!(matches(&mut saved, "KUBE-SVC-A", right), "pieces of {length} bytes");
@@ -228,8 +216,8 @@ COMMIT
     }
 
     #[test]
-    fn what_nobody_claimed_is_left() {
-        let mut saved = Saved::parse(TEXT);
+    fn unclaimed_chains_are_left() {
+        let mut saved = SavedTable::parse(TEXT);
         saved.claim("KUBE-SVC-B");
         saved.claim("PREROUTING");
         assert_eq!(saved.unclaimed().collect::<Vec<_>>(), ["KUBE-SVC-A"]);

@@ -4,7 +4,7 @@
 ///
 /// There are three forms: `Error occurred at line: 6` after the reason, `line 4 failed: reason` or without one, and
 /// `line 3: RULE_APPEND failed (reason): rule in chain X`. What the kernel does not know is told in a warning of its own.
-pub(super) fn rejected_lines(errors: &str) -> Vec<(usize, String)> {
+pub(super) fn parse(errors: &str) -> Vec<(usize, String)> {
     let mut lines: Vec<(usize, String)> = Vec::new();
     let mut previous = "";
     let warning = errors.lines().map(str::trim).find(|text| text.starts_with("Warning: Extension"));
@@ -44,10 +44,7 @@ mod tests {
         let errors = "iptables-nft-restore v1.8.9 (nf_tables): Couldn't load match `bogus':No such file or directory\n\n\
                       Error occurred at line: 6\n\
                       Try `iptables-nft-restore -h' or 'iptables-nft-restore --help' for more information.\n";
-        assert_eq!(
-            rejected_lines(errors),
-            [(6, "Couldn't load match `bogus':No such file or directory".to_owned())]
-        );
+        assert_eq!(parse(errors), [(6, "Couldn't load match `bogus':No such file or directory".to_owned())]);
     }
 
     #[test]
@@ -55,7 +52,7 @@ mod tests {
         let errors = "iptables-nft-restore v1.8.9 (nf_tables): \n\
                       line 3: RULE_APPEND failed (No such file or directory): rule in chain KUBE-A\n\
                       line 4: RULE_APPEND failed (No such file or directory): rule in chain KUBE-A\n";
-        let numbers: Vec<_> = rejected_lines(errors).into_iter().map(|(number, _)| number).collect();
+        let numbers: Vec<_> = parse(errors).into_iter().map(|(number, _)| number).collect();
         assert_eq!(numbers, [3, 4]);
     }
 
@@ -64,7 +61,7 @@ mod tests {
         let errors = "Warning: Extension recent revision 0 not supported, missing kernel module?\n\
                       iptables-nft-restore v1.8.9 (nf_tables): \n\
                       line 3: RULE_APPEND failed (No such file or directory): rule in chain KUBE-A\n";
-        let lines = rejected_lines(errors);
+        let lines = parse(errors);
         assert_eq!(lines.len(), 1);
         assert!(
             lines[0]
@@ -75,20 +72,17 @@ mod tests {
 
     #[test]
     fn the_legacy_variant_gives_little_reason() {
-        assert_eq!(rejected_lines("iptables-restore: line 5 failed\n"), [(5, "line 5 failed".to_owned())]);
+        assert_eq!(parse("iptables-restore: line 5 failed\n"), [(5, "line 5 failed".to_owned())]);
         assert_eq!(
-            rejected_lines("iptables-nft-restore: line 4 failed: No chain/target/match by that name.\n"),
+            parse("iptables-nft-restore: line 4 failed: No chain/target/match by that name.\n"),
             [(4, "line 4 failed: No chain/target/match by that name.".to_owned())]
         );
     }
 
     #[test]
     fn other_messages_name_no_line() {
-        assert_eq!(
-            rejected_lines("Another app is currently holding the xtables lock; still 4s 0us time ahead\n"),
-            []
-        );
-        assert_eq!(rejected_lines("command line arguments are wrong\n"), []);
-        assert_eq!(rejected_lines(""), []);
+        assert_eq!(parse("Another app is currently holding the xtables lock; still 4s 0us time ahead\n"), []);
+        assert_eq!(parse("command line arguments are wrong\n"), []);
+        assert_eq!(parse(""), []);
     }
 }

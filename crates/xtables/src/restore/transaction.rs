@@ -1,20 +1,20 @@
 //! What is to change in the tables, as a value.
 
 use std::fmt;
+use std::io;
 
 use portwarden_model::NamespacedName;
 
-use crate::input::Input;
-use crate::render::count_lines;
+use super::input::{Input, announce};
 use crate::table::Table;
 
-/// Changes of both tables. [`Input`] is its text form.
+/// Changes of the tables, committed table by table in the order of the fields. `Display` prints what `iptables-restore` reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the tables have iptables' own names")]
 pub struct Transaction {
-    /// Changes of the filter table.
     pub filter: Section,
-    /// Changes of the nat table.
     pub nat: Section,
+    pub mangle: Section,
 }
 
 /// Changes of one table.
@@ -27,9 +27,9 @@ pub struct Section {
     /// The rules of all chains, one after the other.
     rules: String,
     rule_lines: usize,
-    /// From which line of `rules` on they belong to whom.
+    /// The line of `rules` from which on they belong to this Service.
     owners: Vec<(usize, Option<NamespacedName>)>,
-    /// Rules for built-in chains, each a whole line.
+    /// Rules for built-in chains, each a whole line with `-I` or `-A`.
     inserts: Vec<String>,
     deletes: Vec<String>,
 }
@@ -45,19 +45,27 @@ struct Chain {
 }
 
 impl Transaction {
-    /// Changes nothing yet.
+    /// A transaction that changes nothing yet.
     pub fn new() -> Self {
-        Transaction { filter: Section::new(Table::Filter), nat: Section::new(Table::Nat) }
+        Transaction {
+            filter: Section::new(Table::Filter),
+            nat: Section::new(Table::Nat),
+            mangle: Section::new(Table::Mangle),
+        }
     }
 
-    /// The part for a table that holds Services' chains.
+    /// The changes of one table.
     pub fn section(&mut self, table: Table) -> &mut Section {
-        if table == Table::Nat { &mut self.nat } else { &mut self.filter }
+        match table {
+            Table::Filter => &mut self.filter,
+            Table::Nat => &mut self.nat,
+            Table::Mangle => &mut self.mangle,
+        }
     }
 
     /// The parts that change something, in the order in which they are committed.
-    pub fn sections(&self) -> impl Iterator<Item = &Section> {
-        [&self.filter, &self.nat].into_iter().filter(|section| !section.is_empty())
+    pub(super) fn sections(&self) -> impl Iterator<Item = &Section> {
+        [&self.filter, &self.nat, &self.mangle].into_iter().filter(|section| !section.is_empty())
     }
 
     /// Whether there is nothing to do.
@@ -65,12 +73,35 @@ impl Transaction {
         self.sections().next().is_none()
     }
 
-    /// Rules and removals.
+    /// The number of rules written and chains deleted.
     pub fn len(&self) -> usize {
         self.sections()
             .map(|section| section.rule_lines + section.inserts.len() + section.deletes.len())
             .sum()
     }
+}
+
+/// What `iptables-restore` reads, in its other forms.
+impl Transaction {
+    /// In steps of at most so many chains, as [`Programs::split_by_level`](crate::Programs::split_by_level) has it.
+    pub fn text_in_steps(&self, chains_per_step: usize, level: fn(&str) -> u8) -> String {
+        text(|out| Input::new(self, chains_per_step, Some(level)).write_to(out))
+    }
+
+    /// With all chains of the nat table first, as
+    /// [`Programs::restore_while_rendering`](crate::Programs::restore_while_rendering) has it.
+    pub fn text_after_chains(&self, mut chains: Vec<&str>) -> String {
+        text(|out| {
+            announce(&mut chains, out)?;
+            Input::announced(self).write_rest(out)
+        })
+    }
+}
+
+fn text(write: impl FnOnce(&mut dyn io::Write) -> io::Result<()>) -> String {
+    let mut text = Vec::new();
+    write(&mut text).expect("writing to memory does not fail");
+    String::from_utf8(text).expect("rules and names are text")
 }
 
 impl Default for Transaction {
@@ -81,15 +112,12 @@ impl Default for Transaction {
 
 impl fmt::Display for Transaction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = Vec::new();
-        Input::new(self, usize::MAX).write_to(&mut text).map_err(|_| fmt::Error)?;
-        f.write_str(&String::from_utf8_lossy(&text))
+        f.write_str(&text(|out| Input::new(self, usize::MAX, None).write_to(out)))
     }
 }
 
 impl Section {
-    /// Changes nothing yet.
-    pub fn new(table: Table) -> Self {
+    fn new(table: Table) -> Self {
         Section {
             table,
             chains: Vec::new(),
@@ -102,7 +130,7 @@ impl Section {
         }
     }
 
-    /// Makes the chain, or empties it. Rules that are pushed next are its.
+    /// Creates the chain, or empties it. Rules that are pushed next belong to it.
     pub fn make_chain(&mut self, name: &str) {
         self.names.push_str(name);
         self.chains.push(Chain {
@@ -112,13 +140,13 @@ impl Section {
         });
     }
 
-    /// Appends rules, whole lines.
+    /// Appends rules to the chain made last: whole lines with `-A`. `owner` is the Service to leave out if one is rejected.
     pub fn push_rules(&mut self, rules: &str, owner: Option<&NamespacedName>) {
         self.push_counted(rules, count_lines(rules), owner);
     }
 
-    /// Appends so many rules.
-    pub(crate) fn push_counted(&mut self, rules: &str, count: usize, owner: Option<&NamespacedName>) {
+    /// The same for a caller that has counted the rules.
+    pub fn push_counted(&mut self, rules: &str, count: usize, owner: Option<&NamespacedName>) {
         if rules.is_empty() {
             return;
         }
@@ -130,7 +158,7 @@ impl Section {
     }
 
     /// Leaves out the chains that are not wanted, with their rules. `wanted` gets a chain's index, name and rules.
-    pub(crate) fn retain_chains(&mut self, mut wanted: impl FnMut(usize, &str, &str) -> bool) {
+    pub fn retain_chains(&mut self, mut wanted: impl FnMut(usize, &str, &str) -> bool) {
         let all = 0..self.chains.len();
         let kept: Vec<usize> =
             all.filter(|index| wanted(*index, self.chain_name(*index), self.chain_rules(*index))).collect();
@@ -161,17 +189,17 @@ impl Section {
         self.rule_lines += end - first;
     }
 
-    /// Puts a rule, a whole line with `-I`, at the front of a built-in chain.
+    /// Adds a rule to a chain that is not made here: a whole line with `-I` or `-A`.
     pub fn insert_rule(&mut self, line: String) {
         self.inserts.push(line);
     }
 
-    /// Empties and removes a chain, whether it exists or not.
+    /// Empties and deletes a chain, whether it exists or not.
     pub fn delete_chain(&mut self, name: &str) {
         self.deletes.push(name.to_owned());
     }
 
-    /// Empties a chain that was to be removed.
+    /// Only empties a chain that was to be deleted.
     pub fn keep_chain(&mut self, name: &str) {
         if let Some(index) = self.deletes.iter().position(|deleted| deleted == name) {
             self.deletes.swap_remove(index);
@@ -179,13 +207,12 @@ impl Section {
         }
     }
 
-    /// Whether nothing is done to this table.
+    /// Whether this table does not change.
     pub fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.inserts.is_empty() && self.deletes.is_empty()
     }
 
-    /// Its table.
-    pub fn table(&self) -> Table {
+    pub(super) fn table(&self) -> Table {
         self.table
     }
 
@@ -194,27 +221,26 @@ impl Section {
         self.rule_lines
     }
 
-    /// How many chains are made or emptied; they have indices below.
+    /// How many chains are made or emptied; their indices are below this.
     pub fn chains(&self) -> usize {
         self.chains.len()
     }
 
-    /// A chain's name.
+    /// The name of the chain with this index.
     pub fn chain_name(&self, index: usize) -> &str {
         let end = |index: usize| self.chains.get(index).map_or(self.names.len(), |chain| chain.name_end);
         let start = index.checked_sub(1).map_or(0, end);
         &self.names[start..end(index)]
     }
 
-    /// A chain's rules.
+    /// The rules of the chain with this index: whole lines.
     pub fn chain_rules(&self, index: usize) -> &str {
         let start = self.chains.get(index).map_or(self.rules.len(), |chain| chain.start);
         let end = self.chains.get(index + 1).map_or(self.rules.len(), |next| next.start);
         &self.rules[start..end]
     }
 
-    /// How many rules a chain has.
-    pub fn chain_lines(&self, index: usize) -> usize {
+    pub(super) fn chain_lines(&self, index: usize) -> usize {
         self.first_line(index + 1) - self.first_line(index)
     }
 
@@ -223,22 +249,27 @@ impl Section {
         self.chains.get(index).map_or(self.rule_lines, |chain| chain.first_line)
     }
 
-    /// Whose the rule of a chain with this position is.
-    pub fn owner(&self, index: usize, position: usize) -> Option<&NamespacedName> {
+    /// The Service to which the rule at this position of a chain belongs.
+    pub(super) fn owner(&self, index: usize, position: usize) -> Option<&NamespacedName> {
         let line = self.chains.get(index)?.first_line + position;
         let run = self.owners.partition_point(|(first, _)| *first <= line).checked_sub(1)?;
         self.owners.get(run)?.1.as_ref()
     }
 
-    /// Rules for built-in chains.
-    pub fn inserts(&self) -> &[String] {
+    pub(super) fn inserts(&self) -> &[String] {
         &self.inserts
     }
 
-    /// Chains that are removed.
+    /// The chains that are deleted.
     pub fn deletes(&self) -> &[String] {
         &self.deletes
     }
+}
+
+/// How many lines a text has, each with its end. In pieces whose count fits a byte, for which the compiler has wide instructions.
+pub fn count_lines(text: &str) -> usize {
+    let ends = |piece: &[u8]| piece.iter().map(|byte| u8::from(*byte == b'\n')).sum::<u8>();
+    text.as_bytes().chunks(128).map(|piece| usize::from(ends(piece))).sum()
 }
 
 #[cfg(test)]

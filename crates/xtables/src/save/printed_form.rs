@@ -1,4 +1,4 @@
-//! How `iptables-save` prints the rules that this crate renders. Pure.
+//! How `iptables-save` prints a rule that was written with `iptables-restore`. Pure.
 //!
 //! The tools print rules differently from how they read them. A chain that a tool of another version prints in yet another way is
 //! merely written once more.
@@ -9,13 +9,12 @@ use std::sync::LazyLock;
 
 use portwarden_model::Family;
 
-/// Stands for the rules of a chain as they are printed. Equal rules have equal fingerprints; that others have the same by chance is
-/// not to be expected with 64 bits.
+/// A 64-bit hash of a chain's rules as they are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint(u64);
 
 impl Default for Fingerprint {
-    /// That of a chain without rules.
+    /// The fingerprint of a chain without rules.
     fn default() -> Self {
         FingerprintWriter::default().finish()
     }
@@ -37,21 +36,21 @@ impl FingerprintWriter {
     }
 }
 
-/// Turns rules as given to `iptables-restore` into their printed form; its memory is used again for each.
+/// Turns rules as given to `iptables-restore` into their printed form, with one buffer for all of them.
 #[derive(Debug)]
-pub struct Forms {
+pub struct PrintedForm {
     family: Family,
     form: String,
     matches: String,
 }
 
-impl Forms {
+impl PrintedForm {
     /// For rules of this family.
     pub fn new(family: Family) -> Self {
-        Forms { family, form: String::new(), matches: String::new() }
+        PrintedForm { family, form: String::new(), matches: String::new() }
     }
 
-    /// How one rule is printed.
+    /// One rule as it is printed.
     pub fn printed(&mut self, rule: &str) -> &str {
         self.form.clear();
         self.matches.clear();
@@ -59,7 +58,7 @@ impl Forms {
         &self.form
     }
 
-    /// What stands for the rules of a chain, whole lines.
+    /// The fingerprint of a chain's rules, given as whole lines.
     pub fn fingerprint(&mut self, rules: &str) -> Fingerprint {
         let mut fingerprint = FingerprintWriter::default();
         rules.lines().for_each(|rule| fingerprint.rule(self.printed(rule)));
@@ -135,7 +134,7 @@ impl<'a> Form<'a, '_> {
         }
     }
 
-    /// `--name X` is printed last, with defaults that nobody gave.
+    /// `--name X` is printed last, with the defaults spelled out.
     fn read_recent(&mut self, words: &mut Words<'a>) {
         let (_, name) = (words.next(), words.next().unwrap_or(""));
         while let Some(word) = words.peek().filter(|word| !matches!(*word, "-m" | "-j")) {
@@ -252,7 +251,7 @@ mod tests {
     use super::*;
 
     fn form(rule: &str, family: Family) -> String {
-        Forms::new(family).printed(rule).to_owned()
+        PrintedForm::new(family).printed(rule).to_owned()
     }
 
     /// Each pair was read back from iptables 1.8.9 (both variants).

@@ -1,95 +1,99 @@
-//! Listens to what others do to our rules. Only the nf_tables variant has a kernel that tells.
+//! What other processes do to our chains, as the kernel reports it. Only the nft variant has such notifications.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
 use portwarden_model::Family;
-use portwarden_netlink::nftables::{self, Change, Event, Expr, Notice, Subject, TableId, Verdict};
+use portwarden_netlink::nftables::{self, Event, Expr, Notice, Subject, TableId, Verdict};
 
-use crate::command::was_started_here;
-use crate::names::{
-    CANARY, EXTERNAL_SERVICES, FIREWALL, FORWARD, MARK_MASQ, NODE_PORTS, POSTROUTING, PROXY_FIREWALL,
-    SERVICES, is_service_chain,
-};
+use crate::programs::Programs;
 use crate::table::Table;
 
-/// A subscription to changes of the packet filter. Our own changes are known by the number of the program that makes them; around
-/// large ones it is paused.
+pub use portwarden_netlink::nftables::Change;
+
+/// A subscription to changes of tables of one family. Changes by our own [`Programs`] are recognised by their process numbers and
+/// left out.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub struct ChangeNotices {
     monitor: nftables::Monitor,
-    tables: [TableId; 2],
+    tables: Vec<TableId>,
 }
 
-impl Watch {
-    /// Subscribes, from now on.
-    pub(crate) fn open(family: Family) -> Result<Self, portwarden_netlink::Error> {
+impl ChangeNotices {
+    /// Subscribes in the network namespace of the calling thread.
+    pub fn open(family: Family, tables: &[Table]) -> Result<Self, portwarden_netlink::Error> {
         let family = match family {
             Family::V4 => nftables::Family::Ip,
             Family::V6 => nftables::Family::Ip6,
         };
-        let tables = [Table::Filter, Table::Nat].map(|table| TableId::new(family, table.as_str()));
-        Ok(Watch { monitor: nftables::Monitor::open()?, tables })
+        let tables = tables.iter().map(|table| TableId::new(family, table.as_str())).collect();
+        Ok(ChangeNotices { monitor: nftables::Monitor::open()?, tables })
     }
 
-    /// Readable when somebody changed something, ours or not.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+    /// Readable when there are notifications, of our chains or others.
+    pub fn fd(&self) -> BorrowedFd<'_> {
         self.monitor.as_fd()
     }
 
-    /// Reads what was told. `Some` names something of ours that others changed.
-    pub(crate) fn read(&mut self) -> Option<String> {
+    /// Reads all notifications. Returns the first change of a chain of ours that none of `programs` made. `is_ours` decides by
+    /// the chain's name and by what happened to it or to one of its rules; a rule elsewhere that leads to a chain of ours must not be
+    /// removed either.
+    pub fn read(&mut self, programs: &Programs, is_ours: impl Fn(&str, Change) -> bool) -> Option<String> {
         let mut found = None;
         let tables = &self.tables;
+        let children = programs.children();
+        let ended = children.ended();
         let read = self.monitor.read(|notice| {
-            let touched = match &notice {
-                Notice::Event(event) if was_started_here(event.port) => None,
-                Notice::Event(event) => touched(event, tables),
+            let change = match &notice {
+                Notice::Event(event) if children.contains(event.port) => None,
+                Notice::Event(event) => foreign_change(event, tables, &is_ours),
                 Notice::Missed => Some("more changes than could be followed".to_owned()),
             };
             if found.is_none() {
-                found = touched;
+                found = change;
             }
         });
+        children.forget_ended(&ended);
         if let Err(error) = read {
             tracing::warn!(%error, "cannot follow changes of the packet filter");
         }
         found
     }
 
-    /// Does not listen while `work` is done.
-    pub(crate) fn pause(&self) {
+    /// Runs `work` without notifications. Others may change something meanwhile, and that is missed.
+    pub fn with_notifications_paused<T>(&self, work: impl FnOnce() -> T) -> T {
         if let Err(error) = self.monitor.pause() {
-            tracing::debug!(%error, "cannot stop listening to changes of the packet filter");
+            tracing::debug!(%error, "cannot pause notifications of the packet filter");
         }
-    }
-
-    /// Listens again.
-    pub(crate) fn resume(&self) {
+        let result = work();
         if let Err(error) = self.monitor.resume() {
-            tracing::warn!(%error, "cannot listen to changes of the packet filter any more");
+            tracing::warn!(%error, "cannot resume notifications of the packet filter");
         }
+        result
     }
 }
 
-/// What an event is about, if it is ours.
-fn touched(event: &Event, tables: &[TableId; 2]) -> Option<String> {
+/// What an event changes, if that is ours.
+fn foreign_change(
+    event: &Event,
+    tables: &[TableId],
+    is_ours: &impl Fn(&str, Change) -> bool,
+) -> Option<String> {
     let gone = event.change == Change::Gone;
     let verb = if gone { "removed" } else { "added" };
+    let is_our_chain = |chain: &str| is_ours(chain, event.change);
     match &event.subject {
         Subject::Table(table) if gone && tables.contains(&table.object.id) => {
             Some(format!("table {} was removed", table.object.id.name))
         }
-        Subject::Chain(chain)
-            if tables.contains(&chain.object.table) && is_our_chain(&chain.object.name, gone) =>
-        {
+        Subject::Chain(chain) if tables.contains(&chain.object.table) && is_our_chain(&chain.object.name) => {
             Some(format!("chain {} was {verb}", chain.object.name))
         }
         Subject::Rule(rule) if tables.contains(&rule.object.table) => {
             let rule = &rule.object;
-            if is_our_chain(&rule.chain, gone) {
+            if is_our_chain(&rule.chain) {
                 return Some(format!("a rule of chain {} was {verb}", rule.chain));
             }
-            let to = rule.expressions.iter().find_map(target).filter(|to| gone && is_our_chain(to, gone))?;
+            let to = rule.expressions.iter().find_map(target).filter(|to| gone && is_our_chain(to))?;
             Some(format!("the rule of chain {} that leads to {to} was removed", rule.chain))
         }
         _ => None,
@@ -103,13 +107,6 @@ fn target(expression: &Expr) -> Option<&str> {
     }
 }
 
-/// The kubelet fills one of our chains too, so only what is taken from it matters.
-fn is_our_chain(chain: &str, gone: bool) -> bool {
-    const FIXED: [&str; 8] =
-        [SERVICES, EXTERNAL_SERVICES, FORWARD, NODE_PORTS, PROXY_FIREWALL, POSTROUTING, MARK_MASQ, CANARY];
-    FIXED.contains(&chain) || is_service_chain(chain) || (gone && chain == FIREWALL)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,17 +116,21 @@ mod tests {
         ["filter", "nat"].map(|table| TableId::new(nftables::Family::Ip, table))
     }
 
+    fn is_ours(chain: &str, change: Change) -> bool {
+        chain.starts_with("KUBE-") && (change == Change::Gone || chain != "KUBE-FIREWALL")
+    }
+
     fn chain(change: Change, table: &str, name: &str) -> Option<String> {
         let table = TableId::new(nftables::Family::Ip, table);
         let subject = Subject::Chain(Listed { object: Chain::new(&table, name), handle: 0 });
-        touched(&Event { change, subject, port: 0 }, &tables())
+        foreign_change(&Event { change, subject, port: 0 }, &tables(), &is_ours)
     }
 
     fn rule(change: Change, chain: &str, to: &str) -> Option<String> {
         let table = TableId::new(nftables::Family::Ip, "nat");
         let jump = Expr::Verdict(Verdict::Jump(to.into()));
         let subject = Subject::Rule(Listed { object: Rule::new(&table, chain, vec![jump]), handle: 0 });
-        touched(&Event { change, subject, port: 0 }, &tables())
+        foreign_change(&Event { change, subject, port: 0 }, &tables(), &is_ours)
     }
 
     #[test]
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kubelet_may_fill_its_chain() {
+    fn the_caller_decides_what_may_be_added() {
         assert_eq!(chain(Change::Present, "filter", "KUBE-FIREWALL"), None);
         assert_eq!(rule(Change::Present, "KUBE-FIREWALL", "X"), None);
         assert!(chain(Change::Gone, "filter", "KUBE-FIREWALL").is_some());

@@ -1,23 +1,20 @@
 //! Runs one program to its end: input written, output read, time limited.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
 
+use crate::children::Children;
 use crate::error::Error;
 
 /// Times between two looks at a program that has closed its output but not ended: nothing announces the end, which is usually near.
@@ -34,82 +31,54 @@ const BUFFER_BYTES: usize = 64 * 1024;
 /// pipe to run full or empty.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// How long the number of a program is remembered after its end. What it did is told at once, and the number is not given again soon.
-const REMEMBERED: Duration = Duration::from_secs(60);
-
-/// The programs that this process started, by number, with the time of their end.
-static STARTED: Mutex<BTreeMap<u32, Option<Instant>>> = Mutex::new(BTreeMap::new());
-
-/// Whether a process is, or was not long ago, one of the programs that this process started.
-pub(crate) fn was_started_here(id: u32) -> bool {
-    started().contains_key(&id)
-}
-
-fn started() -> MutexGuard<'static, BTreeMap<u32, Option<Instant>>> {
-    // Nothing is half done under this lock.
-    STARTED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A program that is remembered while it runs and a little longer.
-struct Remembered(u32);
-
-impl Remembered {
-    fn new(child: &Child) -> Self {
-        let mut started = started();
-        started.retain(|_, end| end.is_none_or(|end| end.elapsed() < REMEMBERED));
-        started.insert(child.id(), None);
-        Remembered(child.id())
-    }
-}
-
-impl Drop for Remembered {
-    fn drop(&mut self) {
-        started().insert(self.0, Some(Instant::now()));
-    }
-}
-
 /// Writes what a program is to read.
-pub(super) type Input<'a> = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + Send + 'a>;
+pub(crate) type Input<'a> = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + Send + 'a>;
 
 /// Takes in what a program prints, piece by piece.
-pub(super) type Output<'a> = &'a mut dyn FnMut(&[u8]);
+pub(crate) type Output<'a> = &'a mut dyn FnMut(&[u8]);
 
 /// A program that is about to run.
-pub(super) struct Process {
+pub(crate) struct Process<'a> {
     command: Command,
     text: String,
+    children: &'a Children,
 }
 
 /// A program that has ended.
 #[derive(Debug)]
-pub(super) struct Finished {
+pub(crate) struct Finished {
     command: String,
     status: String,
-    pub(super) code: Option<i32>,
+    pub(crate) code: Option<i32>,
     output: String,
-    pub(super) errors: String,
+    pub(crate) errors: String,
 }
 
-impl Process {
-    pub(super) fn new(program: &Path, arguments: &[&str], environment: &[(OsString, OsString)]) -> Self {
+impl<'a> Process<'a> {
+    pub(crate) fn new(
+        program: &Path,
+        arguments: &[&str],
+        environment: &[(OsString, OsString)],
+        children: &'a Children,
+    ) -> Self {
         let mut command = Command::new(program);
         command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // A group of its own: the legacy programs start modprobe, which must not outlive them with our pipes in its hands.
         command.process_group(0);
         let text = format!("{} {}", program.display(), arguments.join(" "));
-        Process { command, text }
+        Process { command, text, children }
     }
 
     /// Runs it. After `limit` it is killed.
-    pub(super) fn run(self, limit: Duration, input: Option<Input<'_>>) -> Result<Finished, Error> {
+    pub(crate) fn run(self, limit: Duration, input: Option<Input<'_>>) -> Result<Finished, Error> {
         let mut output = Vec::new();
         let finished = self.stream(limit, input, &mut |piece| output.extend_from_slice(piece))?;
         Ok(Finished { output: text(output), ..finished })
     }
 
     /// The same; what it prints goes to `output` while it runs.
-    pub(super) fn stream(
+    pub(crate) fn stream(
         mut self,
         limit: Duration,
         input: Option<Input<'_>>,
@@ -120,34 +89,45 @@ impl Process {
             program: self.command.get_program().to_string_lossy().into_owned(),
             source,
         })?;
-        let _remembered = Remembered::new(&child);
+        self.children.add(&child);
         let pipe = |source| Error::Pipe { command: self.text.clone(), source };
         let running = tracing::debug_span!("program", command = %self.text).entered();
-        let said = converse(&mut child, input, output, deadline);
+        let said = converse(&mut child, self.children, input, output, deadline);
         drop(running);
         let errors = match said {
             Ok(Some(errors)) => errors,
             Ok(None) => {
-                stop(&mut child);
+                self.stop(&mut child);
                 return Err(Error::TimedOut { command: self.text, limit });
             }
             Err(source) => {
-                stop(&mut child);
+                self.stop(&mut child);
                 return Err(pipe(source));
             }
         };
         let mut interval = FIRST_INTERVAL;
         loop {
-            if let Some(status) = child.try_wait().map_err(pipe)? {
+            if let Some(status) = self.children.try_wait(&mut child).map_err(pipe)? {
+                if status.signal().is_some() && self.children.is_stopped() {
+                    return Err(Error::Stopped { command: self.text });
+                }
                 let (status, code) = (status.to_string(), status.code());
                 return Ok(Finished { command: self.text, status, code, output: String::new(), errors });
             }
             if Instant::now() >= deadline {
-                stop(&mut child);
+                self.stop(&mut child);
                 return Err(Error::TimedOut { command: self.text, limit });
             }
             thread::sleep(interval);
             interval = LAST_INTERVAL.min(interval * 2);
+        }
+    }
+
+    /// Kills the program and what it started, and waits for its end.
+    fn stop(&self, child: &mut Child) {
+        self.children.kill(child.id());
+        while let Ok(None) = self.children.try_wait(child) {
+            thread::sleep(LAST_INTERVAL);
         }
     }
 }
@@ -155,6 +135,7 @@ impl Process {
 /// Writes the input and reads both outputs to their ends. Returns the messages; `None` if that took too long.
 fn converse(
     child: &mut Child,
+    children: &Children,
     input: Option<Input<'_>>,
     output: Output<'_>,
     deadline: Instant,
@@ -169,7 +150,7 @@ fn converse(
         let said = read_all([stdout, stderr], output, deadline);
         if !matches!(said, Ok(Some(_))) {
             // Its end closes the pipes, which lets the writer end, for which the scope waits.
-            stop(child);
+            children.kill(child.id());
         }
         said
     })
@@ -287,22 +268,14 @@ fn widen(pipe: &File) -> bool {
     fcntl(pipe, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES)).is_ok()
 }
 
-/// Kills the program and what it started. It may have ended meanwhile, which is just as well.
-fn stop(child: &mut Child) {
-    if let Ok(group) = i32::try_from(child.id()) {
-        let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
-    }
-    let _ = child.wait();
-}
-
 impl Finished {
     /// What it wrote, if it ended well.
-    pub(super) fn into_output(self) -> Result<String, Error> {
+    pub(crate) fn into_output(self) -> Result<String, Error> {
         self.successful().map(|()| self.output)
     }
 
     /// Whether it ended well.
-    pub(super) fn successful(&self) -> Result<(), Error> {
+    pub(crate) fn successful(&self) -> Result<(), Error> {
         if self.code == Some(0) {
             return Ok(());
         }
@@ -314,13 +287,13 @@ impl Finished {
     }
 
     /// The error for one that ended well without having read its input.
-    pub(super) fn unread(&self) -> Error {
+    pub(crate) fn unread(&self) -> Error {
         let message = "it did not read what it was given".to_owned();
         Error::Failed { command: self.command.clone(), status: self.status.clone(), message }
     }
 
     /// Whether it failed because what it was asked about is not there.
-    pub(super) fn tells_absence(&self) -> bool {
+    pub(crate) fn means_absent(&self) -> bool {
         const TEXTS: [&str; 4] = [
             "No chain/target/match by that name",
             "No such file or directory",
