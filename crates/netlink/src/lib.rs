@@ -12,6 +12,7 @@ pub mod ipset;
 pub mod ipvs;
 pub mod nfacct;
 pub mod nftables;
+pub mod process;
 pub mod route;
 pub mod socket;
 mod sys;

@@ -101,3 +101,40 @@ fn a_family_without_iptables_is_left_out_and_a_host_without_any_is_told() -> Res
     ensure!(error.contains("iptables is not available on this host"), "{error}");
     Ok(())
 }
+
+/// An inherited PATH does not choose what runs with our rights.
+#[test]
+fn a_program_in_path_is_not_run() -> Result<()> {
+    let mut rig = Rig::new()?;
+    rig.use_iptables("nft")?;
+    rig.objects(&[node()])?;
+    let folder = rig.path("elsewhere");
+    fs::create_dir(&folder)?;
+    for program in ["iptables", "iptables-save", "iptables-restore", "iptables-nft", "iptables-legacy"] {
+        let file = folder.join(program);
+        fs::write(&file, format!("#!/bin/sh\ntouch {}\n", rig.path("was-run").display()))?;
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
+    }
+    let path = std::env::var("PATH").context("PATH is set")?;
+    rig.env("PATH", format!("{}:{path}", folder.display()));
+    rig.start(&["--proxy-mode=iptables"])?;
+    rig.wait_until("the first sync", || Ok(rig.metric(&last_sync("IPv4"))? > 0.0))?;
+    ensure!(!rig.path("was-run").exists(), "a program from PATH was run");
+    Ok(())
+}
+
+/// A restore that outlives us would overwrite the rules of our successor.
+#[test]
+fn a_restore_ends_with_us_even_when_we_are_killed() -> Result<()> {
+    let mut rig = Rig::new()?;
+    let pid_file = rig.path("restore.pid");
+    rig.use_iptables("nft")?;
+    replace(&rig, "iptables-restore", &format!("echo $$ > {}; exec sleep 1000", pid_file.display()))?;
+    rig.objects(&[node()])?;
+    rig.start(&["--proxy-mode=iptables"])?;
+    let restore = || Ok(fs::read_to_string(&pid_file)?.trim().to_owned());
+    rig.wait_until("the restore to start", || restore().map(|id: String| !id.is_empty()))?;
+    rig.kill();
+    let restore = format!("/proc/{}", restore()?);
+    rig.wait_until("the restore to end", || Ok(!fs::exists(&restore)?))
+}

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
-use std::process::{Child, ExitStatus};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 /// How many ended programs are remembered until [`Children::forget_ended`]: more than one sync starts.
@@ -17,39 +18,48 @@ pub(crate) struct Children(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    running: BTreeSet<u32>,
-    ended: VecDeque<u32>,
+    running: BTreeSet<Pid>,
+    ended: VecDeque<Pid>,
     stopped: bool,
 }
 
 impl Children {
-    /// Adds a program that was just started. Kills it if [`kill_all`](Self::kill_all) came first.
-    pub(crate) fn add(&self, child: &Child) {
+    /// Starts a program and adds it. Kills it at once if [`kill_all`](Self::kill_all) came first.
+    pub(crate) fn start(&self, start: impl FnOnce() -> io::Result<Pid>) -> io::Result<Pid> {
+        let child = start()?;
         let mut state = self.state();
-        state.running.insert(child.id());
+        state.running.insert(child);
         if state.stopped {
-            kill_group(child.id());
+            kill_group(child);
         }
+        Ok(child)
     }
 
-    /// Whether the program has ended, and how. Its number is free for other processes only after this has returned it, so that
+    /// How the program ended, if it has. Until this has returned that, its number is not given to another process, so that
     /// nothing else is ever killed.
-    pub(crate) fn try_wait(&self, child: &mut Child) -> io::Result<Option<ExitStatus>> {
+    pub(crate) fn try_wait(&self, child: Pid) -> io::Result<Option<WaitStatus>> {
         let mut state = self.state();
-        let status = child.try_wait()?;
-        if status.is_some() && state.running.remove(&child.id()) {
+        let status = loop {
+            match waitpid(child, Some(WaitPidFlag::WNOHANG)) {
+                Ok(WaitStatus::StillAlive) => return Ok(None),
+                Ok(status) => break status,
+                Err(Errno::EINTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        };
+        if state.running.remove(&child) {
             if state.ended.len() == REMEMBERED {
                 state.ended.pop_front();
             }
-            state.ended.push_back(child.id());
+            state.ended.push_back(child);
         }
-        Ok(status)
+        Ok(Some(status))
     }
 
     /// Kills a program and what it started, unless it has ended.
-    pub(crate) fn kill(&self, id: u32) {
-        if self.state().running.contains(&id) {
-            kill_group(id);
+    pub(crate) fn kill(&self, child: Pid) {
+        if self.state().running.contains(&child) {
+            kill_group(child);
         }
     }
 
@@ -57,7 +67,7 @@ impl Children {
     pub(crate) fn kill_all(&self) {
         let mut state = self.state();
         state.stopped = true;
-        state.running.iter().for_each(|id| kill_group(*id));
+        state.running.iter().for_each(|child| kill_group(*child));
     }
 
     pub(crate) fn is_stopped(&self) -> bool {
@@ -66,18 +76,19 @@ impl Children {
 
     /// Whether this process number belongs, or belonged until recently, to one of the programs.
     pub(crate) fn contains(&self, id: u32) -> bool {
+        let Ok(id) = i32::try_from(id).map(Pid::from_raw) else { return false };
         let state = self.state();
         state.running.contains(&id) || state.ended.contains(&id)
     }
 
     /// The programs that have ended by now. What they changed has been reported by the kernel: a commit sends its notifications
     /// before it returns.
-    pub(crate) fn ended(&self) -> Vec<u32> {
+    pub(crate) fn ended(&self) -> Vec<Pid> {
         self.state().ended.iter().copied().collect()
     }
 
     /// Forgets these, so that another process that gets one of the numbers is not taken for ours.
-    pub(crate) fn forget_ended(&self, ids: &[u32]) {
+    pub(crate) fn forget_ended(&self, ids: &[Pid]) {
         self.state().ended.retain(|id| !ids.contains(id));
     }
 
@@ -88,8 +99,6 @@ impl Children {
 }
 
 /// The programs lead process groups of their own: the legacy ones start modprobe. One that ended meanwhile needs no signal.
-fn kill_group(id: u32) {
-    if let Ok(group) = i32::try_from(id) {
-        let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
-    }
+fn kill_group(leader: Pid) {
+    let _ = killpg(leader, Signal::SIGKILL);
 }

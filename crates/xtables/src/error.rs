@@ -73,7 +73,7 @@ pub enum Error {
 fn start_hint(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::NotFound => {
-            ": it is not installed in any of /usr/sbin, /usr/bin, /sbin, /bin, /usr/local/sbin and /usr/local/bin; install iptables 1.6.2 or newer, or choose --proxy-mode=nftables"
+            ": it is not installed in the sbin and bin folders of /usr/local, /usr and /; install iptables 1.6.2 or newer, or choose --proxy-mode=nftables"
         }
         io::ErrorKind::PermissionDenied => ": it may not be executed; check its mode and that of its folder",
         _ => "",

@@ -3,21 +3,22 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::wait::WaitStatus;
+use nix::unistd::{Pid, pipe2};
+use portwarden_netlink::process::spawn_bound;
 
 use crate::children::Children;
 use crate::error::Error;
 
-/// Times between two looks at a program that has closed its output but not ended: nothing announces the end, which is usually near.
+/// Times between two looks at a program that has closed its outputs but not ended, which it usually does at once.
 const FIRST_INTERVAL: Duration = Duration::from_micros(20);
 const LAST_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -27,7 +28,7 @@ const PIPE_BYTES: i32 = 1 << 20;
 /// How much is read or written at once.
 const BUFFER_BYTES: usize = 64 * 1024;
 
-/// The kernel wakes whoever waits for a pipe for every page of it. So much time lets more come together, and is too short for a wide
+/// The kernel wakes a waiting reader or writer of a pipe for every page of it. This pause lets more come together, and is too short for a wide
 /// pipe to run full or empty.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -39,9 +40,17 @@ pub(crate) type Output<'a> = &'a mut dyn FnMut(&[u8]);
 
 /// A program that is about to run.
 pub(crate) struct Process<'a> {
-    command: Command,
-    text: String,
+    program: &'a Path,
+    arguments: &'a [&'a str],
+    environment: &'a [(OsString, OsString)],
     children: &'a Children,
+}
+
+/// Our ends of a program's pipes.
+struct Pipes {
+    stdin: File,
+    stdout: File,
+    stderr: File,
 }
 
 /// A program that has ended.
@@ -56,18 +65,12 @@ pub(crate) struct Finished {
 
 impl<'a> Process<'a> {
     pub(crate) fn new(
-        program: &Path,
-        arguments: &[&str],
-        environment: &[(OsString, OsString)],
+        program: &'a Path,
+        arguments: &'a [&'a str],
+        environment: &'a [(OsString, OsString)],
         children: &'a Children,
     ) -> Self {
-        let mut command = Command::new(program);
-        command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A group of its own: the legacy programs start modprobe, which must not outlive them with our pipes in its hands.
-        command.process_group(0);
-        let text = format!("{} {}", program.display(), arguments.join(" "));
-        Process { command, text, children }
+        Process { program, arguments, environment, children }
     }
 
     /// Runs it. After `limit` it is killed.
@@ -79,44 +82,58 @@ impl<'a> Process<'a> {
 
     /// The same; what it prints goes to `output` while it runs.
     pub(crate) fn stream(
-        mut self,
+        self,
         limit: Duration,
         input: Option<Input<'_>>,
         output: Output<'_>,
     ) -> Result<Finished, Error> {
         let deadline = Instant::now() + limit;
-        let mut child = self.command.spawn().map_err(|source| Error::Start {
-            program: self.command.get_program().to_string_lossy().into_owned(),
-            source,
-        })?;
-        self.children.add(&child);
-        let pipe = |source| Error::Pipe { command: self.text.clone(), source };
-        let running = tracing::debug_span!("program", command = %self.text).entered();
-        let said = converse(&mut child, self.children, input, output, deadline);
+        let command = format!("{} {}", self.program.display(), self.arguments.join(" "));
+        let (child, pipes) = self
+            .start()
+            .map_err(|source| Error::Start { program: self.program.display().to_string(), source })?;
+        let running = tracing::debug_span!("program", command = %command).entered();
+        let messages = exchange(child, pipes, self.children, input, output, deadline);
         drop(running);
-        let errors = match said {
-            Ok(Some(errors)) => errors,
+        let ended = messages.and_then(|messages| Ok(messages.zip(self.wait(child, deadline)?)));
+        match ended {
+            Ok(Some((_, WaitStatus::Signaled(..)))) if self.children.is_stopped() => {
+                Err(Error::Stopped { command })
+            }
+            Ok(Some((errors, status))) => {
+                let (status, code) = describe(status);
+                Ok(Finished { command, status, code, output: String::new(), errors })
+            }
             Ok(None) => {
-                self.stop(&mut child);
-                return Err(Error::TimedOut { command: self.text, limit });
+                self.stop(child);
+                Err(Error::TimedOut { command, limit })
             }
             Err(source) => {
-                self.stop(&mut child);
-                return Err(pipe(source));
+                self.stop(child);
+                Err(Error::Pipe { command, source })
             }
-        };
+        }
+    }
+
+    fn start(&self) -> io::Result<(Pid, Pipes)> {
+        let (their_stdin, stdin) = pipe2(OFlag::O_CLOEXEC)?;
+        let (stdout, their_stdout) = pipe2(OFlag::O_CLOEXEC)?;
+        let (stderr, their_stderr) = pipe2(OFlag::O_CLOEXEC)?;
+        let stdio = [their_stdin.as_fd(), their_stdout.as_fd(), their_stderr.as_fd()];
+        let child =
+            self.children.start(|| spawn_bound(self.program, self.arguments, self.environment, stdio))?;
+        Ok((child, Pipes { stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into() }))
+    }
+
+    /// How a program ended that has closed its outputs; `None` if it does not end in time.
+    fn wait(&self, child: Pid, deadline: Instant) -> io::Result<Option<WaitStatus>> {
         let mut interval = FIRST_INTERVAL;
         loop {
-            if let Some(status) = self.children.try_wait(&mut child).map_err(pipe)? {
-                if status.signal().is_some() && self.children.is_stopped() {
-                    return Err(Error::Stopped { command: self.text });
-                }
-                let (status, code) = (status.to_string(), status.code());
-                return Ok(Finished { command: self.text, status, code, output: String::new(), errors });
+            if let Some(status) = self.children.try_wait(child)? {
+                return Ok(Some(status));
             }
             if Instant::now() >= deadline {
-                self.stop(&mut child);
-                return Err(Error::TimedOut { command: self.text, limit });
+                return Ok(None);
             }
             thread::sleep(interval);
             interval = LAST_INTERVAL.min(interval * 2);
@@ -124,45 +141,53 @@ impl<'a> Process<'a> {
     }
 
     /// Kills the program and what it started, and waits for its end.
-    fn stop(&self, child: &mut Child) {
-        self.children.kill(child.id());
+    fn stop(&self, child: Pid) {
+        self.children.kill(child);
         while let Ok(None) = self.children.try_wait(child) {
             thread::sleep(LAST_INTERVAL);
         }
     }
 }
 
+/// For messages, and the exit code if there is one.
+fn describe(status: WaitStatus) -> (String, Option<i32>) {
+    match status {
+        WaitStatus::Exited(_, code) => (format!("exit status: {code}"), Some(code)),
+        WaitStatus::Signaled(_, signal, _) => (format!("killed by {signal}"), None),
+        other => (format!("{other:?}"), None),
+    }
+}
+
 /// Writes the input and reads both outputs to their ends. Returns the messages; `None` if that took too long.
-fn converse(
-    child: &mut Child,
+fn exchange(
+    child: Pid,
+    pipes: Pipes,
     children: &Children,
     input: Option<Input<'_>>,
     output: Output<'_>,
     deadline: Instant,
 ) -> io::Result<Option<String>> {
-    let stdin = child.stdin.take();
-    let stdout = child.stdout.take().map(OwnedFd::from);
-    let stderr = child.stderr.take().map(OwnedFd::from);
+    let Pipes { stdin, stdout, stderr } = pipes;
     thread::scope(|scope| {
-        if let (Some(stdin), Some(input)) = (stdin, input) {
-            scope.spawn(move || write_input(stdin, input));
+        match input {
+            Some(input) => drop(scope.spawn(move || write_input(stdin, input))),
+            None => drop(stdin),
         }
-        let said = read_all([stdout, stderr], output, deadline);
-        if !matches!(said, Ok(Some(_))) {
+        let messages = read_all([Some(stdout), Some(stderr)], output, deadline);
+        if !matches!(messages, Ok(Some(_))) {
             // Its end closes the pipes, which lets the writer end, for which the scope waits.
-            children.kill(child.id());
+            children.kill(child);
         }
-        said
+        messages
     })
 }
 
 /// Reads from both pipes until the program has closed them.
 fn read_all(
-    pipes: [Option<OwnedFd>; 2],
+    [mut stdout, mut stderr]: [Option<File>; 2],
     output: Output<'_>,
     deadline: Instant,
 ) -> io::Result<Option<String>> {
-    let [mut stdout, mut stderr] = pipes.map(|pipe| pipe.map(File::from));
     if let Some(stdout) = &stdout {
         widen(stdout);
     }
@@ -207,14 +232,14 @@ fn read_piece<'a>(pipe: &mut Option<File>, buffer: &'a mut [u8]) -> io::Result<&
     Ok(buffer.get(..length).unwrap_or_default())
 }
 
-/// Lets more come together in a pipe, unless nothing more can come: of that the kernel tells without being asked.
+/// Lets more come together in a pipe, unless its other end is closed: poll(2) reports that even when not asked to.
 fn pause(pipe: &File) {
     let timeout = PollTimeout::try_from(PAUSE).unwrap_or(PollTimeout::ZERO);
     // An interruption only makes the pause shorter.
     let _ = poll(&mut [PollFd::new(pipe.as_fd(), PollFlags::empty())], timeout);
 }
 
-/// Waits until one of the pipes has something to tell, and says which.
+/// Waits until one of the pipes can be read, and returns which.
 fn ready(pipes: [Option<&File>; 2], limit: Duration) -> io::Result<[bool; 2]> {
     let open = || pipes.iter().enumerate().filter_map(|(index, pipe)| Some((index, (*pipe)?)));
     let mut watched: Vec<_> = open().map(|(_, pipe)| PollFd::new(pipe.as_fd(), PollFlags::POLLIN)).collect();
@@ -234,21 +259,20 @@ fn text(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
-/// A program that stops reading has its reasons, which its messages tell.
-fn write_input(stdin: ChildStdin, input: Input<'_>) {
-    let pipe = File::from(OwnedFd::from(stdin));
+/// A program that stops reading explains that in its messages.
+fn write_input(pipe: File, input: Input<'_>) {
     if widen(&pipe) {
         // Best effort: otherwise the writes below wait by themselves.
         let _ = fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK));
     }
-    let mut pipe = BufWriter::with_capacity(BUFFER_BYTES, Patient(pipe));
+    let mut pipe = BufWriter::with_capacity(BUFFER_BYTES, RetryWhenFull(pipe));
     let _ = input(&mut pipe).and_then(|()| pipe.flush());
 }
 
 /// Writes to a pipe that may be full.
-struct Patient(File);
+struct RetryWhenFull(File);
 
-impl Write for Patient {
+impl Write for RetryWhenFull {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         loop {
             match self.0.write(bytes) {

@@ -16,6 +16,9 @@ use crate::restore::{self, Input, RejectedLine, RestoreError, Transaction};
 use crate::save::{SaveReader, SavedTable};
 use crate::table::Table;
 
+/// Where programs are looked for, in this order.
+const FOLDERS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+
 /// Seconds that the programs wait for the xtables lock, which the legacy ones share.
 const LOCK_WAIT: &str = "5";
 
@@ -74,7 +77,8 @@ pub enum Presence {
 }
 
 impl Programs {
-    /// The programs of a family and variant.
+    /// The programs of a family and variant, from the folders of root's usual PATH. PATH itself does not matter: it is inherited
+    /// from a caller who may not be trusted to choose programs that run with our rights.
     pub fn new(family: Family, variant: Variant) -> Self {
         let stem = match family {
             Family::V4 => "iptables",
@@ -86,10 +90,11 @@ impl Programs {
             Variant::Legacy => format!("{stem}-legacy"),
         };
         Programs {
-            save: format!("{stem}-save").into(),
-            restore: format!("{stem}-restore").into(),
-            iptables: stem.into(),
-            environment: Vec::new(),
+            save: locate(&format!("{stem}-save")),
+            restore: locate(&format!("{stem}-restore")),
+            iptables: locate(&stem),
+            // For what they start themselves: modprobe, or the program that a wrapper script chooses.
+            environment: vec![("PATH".into(), FOLDERS.join(":").into())],
             timeout: TIMEOUT,
             chains_per_step: usize::MAX,
             chain_level: None,
@@ -100,7 +105,7 @@ impl Programs {
     /// The same programs, taken from one folder.
     pub fn in_folder(mut self, folder: &Path) -> Self {
         for program in [&mut self.iptables, &mut self.save, &mut self.restore] {
-            *program = folder.join(&*program);
+            *program = folder.join(program.file_name().unwrap_or_default());
         }
         self
     }
@@ -258,10 +263,17 @@ impl Programs {
     }
 
     fn iptables(&self, arguments: &[&str]) -> Result<Finished, Error> {
-        self.process(&self.iptables, &[&["-w", LOCK_WAIT], arguments].concat()).run(self.timeout, None)
+        let arguments = [&["-w", LOCK_WAIT], arguments].concat();
+        self.process(&self.iptables, &arguments).run(self.timeout, None)
     }
 
-    fn process(&self, program: &Path, arguments: &[&str]) -> Process<'_> {
+    fn process<'a>(&'a self, program: &'a Path, arguments: &'a [&'a str]) -> Process<'a> {
         Process::new(program, arguments, &self.environment, &self.children)
     }
+}
+
+/// The path of a program. One that is in none of the folders gets a path at which there is nothing: the start fails and says so.
+fn locate(name: &str) -> PathBuf {
+    let mut candidates = FOLDERS.iter().map(|folder| Path::new(folder).join(name));
+    candidates.find(|path| path.exists()).unwrap_or_else(|| Path::new("/usr/sbin").join(name))
 }

@@ -82,7 +82,8 @@ impl Rig {
         self.environment.push((name, value.into()));
     }
 
-    /// Makes a variant of iptables (`nft` or `legacy`) the one in PATH, in the folder `bin`, with a lock of its own.
+    /// Makes a variant of iptables (`nft` or `legacy`) the one that [`Rig::program`] and [`Rig::command`] find, in the folder `bin`, with
+    /// a lock of its own.
     pub(crate) fn use_iptables(&mut self, variant: &str) -> Result<()> {
         fs::create_dir(self.path("bin"))?;
         for program in ["iptables", "ip6tables"] {
@@ -90,8 +91,6 @@ impl Rig {
                 self.link_iptables(program, variant, kind)?;
             }
         }
-        let path = std::env::var("PATH").context("PATH is set")?;
-        self.env("PATH", format!("{}:{path}", self.path("bin").display()));
         self.env("XTABLES_LOCKFILE", self.path("xtables.lock"));
         Ok(())
     }
@@ -111,8 +110,13 @@ impl Rig {
 
     /// Another program on the node.
     pub(crate) fn command(&self, program: &str) -> NamespaceCommand {
+        let bin = self.path("bin");
+        let mut command = self.node().command(program);
+        if bin.exists() {
+            command = command.mount(bin, "/usr/local/sbin");
+        }
         let environment = self.environment.iter();
-        environment.fold(self.node().command(program), |command, (name, value)| command.env(name, value))
+        environment.fold(command, |command, (name, value)| command.env(name, value))
     }
 
     /// Starts it in a mode, with the cluster's ranges.

@@ -2,11 +2,14 @@
 
 use std::ffi::OsStr;
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -19,11 +22,12 @@ pub struct NamespaceCommand {
     namespace: Namespace,
     command: Command,
     input: Vec<u8>,
+    mounts: Vec<(PathBuf, PathBuf)>,
 }
 
 impl NamespaceCommand {
     pub(super) fn new(namespace: Namespace, program: &str) -> NamespaceCommand {
-        NamespaceCommand { namespace, command: Command::new(program), input: Vec::new() }
+        NamespaceCommand { namespace, command: Command::new(program), input: Vec::new(), mounts: Vec::new() }
     }
 
     /// Adds an argument.
@@ -41,6 +45,12 @@ impl NamespaceCommand {
     /// Sets an environment variable.
     pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> NamespaceCommand {
         self.command.env(name, value);
+        self
+    }
+
+    /// Shows the program, and only it, the folder or file `source` at the path `target`, which must exist.
+    pub fn mount(mut self, source: impl Into<PathBuf>, target: impl Into<PathBuf>) -> NamespaceCommand {
+        self.mounts.push((source.into(), target.into()));
         self
     }
 
@@ -87,10 +97,25 @@ impl NamespaceCommand {
         self.spawn()
     }
 
-    /// A child process inherits the namespace of the thread that starts it.
+    /// A child process inherits the namespaces of the thread that starts it.
     fn start(&mut self) -> Result<Child> {
-        let _entered = self.namespace.enter()?;
-        self.command.spawn().with_context(|| format!("cannot start {}; is it installed?", self.text()))
+        let failed = format!("cannot start {}; is it installed?", self.text());
+        if self.mounts.is_empty() {
+            let _entered = self.namespace.enter()?;
+            return self.command.spawn().context(failed);
+        }
+        let NamespaceCommand { namespace, command, mounts, .. } = self;
+        // On a thread of its own, which ends in the mount namespace that it made.
+        namespace.run(|| {
+            unshare(CloneFlags::CLONE_NEWNS).context("cannot make a mount namespace")?;
+            let nothing = None::<&str>;
+            mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing)?;
+            for (source, target) in mounts.iter() {
+                mount(Some(source), target, nothing, MsFlags::MS_BIND, nothing)
+                    .with_context(|| format!("cannot mount {} at {}", source.display(), target.display()))?;
+            }
+            command.spawn().context(failed)
+        })
     }
 
     fn text(&self) -> String {
