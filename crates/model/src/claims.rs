@@ -9,7 +9,7 @@ mod tests;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
-use crate::desired::{Exposure, ProxiedService};
+use crate::desired::{Admission, Exposure, ProxiedService};
 use crate::name::{NamespacedName, Protocol};
 
 /// What can be claimed: an address (none for node ports), a port and a protocol.
@@ -60,14 +60,15 @@ impl Claims {
         let mut taken: HashSet<Key> = HashSet::new();
         for port in &mut service.ports {
             let protocol = port.name.protocol;
-            for frontend in &mut port.frontends {
+            for frontend in port.frontends.iter_mut().filter(|frontend| frontend.is_allowed()) {
                 let key = Key { ip: frontend.ip, port: frontend.port, protocol };
                 let owned = self
                     .owners
                     .get(&key)
                     .is_some_and(|o| o.exposure == frontend.exposure && o.service == *name);
                 // Of several equal frontends in one Service the first has it.
-                frontend.shadowed = !owned || !taken.insert(key);
+                frontend.admission =
+                    if owned && taken.insert(key) { Admission::Active } else { Admission::Shadowed };
             }
         }
     }
@@ -123,7 +124,8 @@ fn claims(service: Option<&ProxiedService>) -> Vec<(Key, Exposure)> {
     let mut claims: Vec<(Key, Exposure)> = ports
         .flat_map(|port| {
             let protocol = port.name.protocol;
-            port.frontends.iter().map(move |f| (Key { ip: f.ip, port: f.port, protocol }, f.exposure))
+            let allowed = port.frontends.iter().filter(|frontend| frontend.is_allowed());
+            allowed.map(move |f| (Key { ip: f.ip, port: f.port, protocol }, f.exposure))
         })
         .collect();
     claims.sort_unstable();

@@ -1,70 +1,204 @@
-//! What every dataplane offers to the engine.
+//! The contract between the engine and a dataplane.
+//!
+//! Five mechanisms keep it: nf_tables transactions, `iptables-restore`, IPVS with a device and sets, listening sockets, BPF maps. They differ in
+//! what they can do at once, so the contract promises convergence, not atomicity.
 
+use std::error::Error;
+use std::fmt;
 use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
 
 use crate::changes::Changes;
 use crate::desired::Desired;
 use crate::ip::Family;
 use crate::name::NamespacedName;
 
-/// Why a sync did not happen. Dataplanes have typed errors of their own; the engine only logs, counts and tries again.
-pub type SyncError = Box<dyn std::error::Error + Send + Sync>;
+/// How often a dataplane compares everything with the kernel unless it says otherwise. kube-proxy's interval.
+pub const FULL_SYNC_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Brings the kernel to a desired state, for one family. Calls block; the engine has a thread for them.
+/// Brings the kernel to the desired state of one or both families.
+///
+/// Calls block for a bounded time; the engine has a thread for them. Time is an argument: an implementation neither reads a clock nor sets a timer.
+/// It reports deadlines through [`Dataplane::next_deadline`], and the engine calls [`Dataplane::poll`] when they come.
 pub trait Dataplane: Send {
-    /// The mode's name, as in `--proxy-mode`.
-    fn mode(&self) -> &'static str;
+    /// The families it serves, never empty. Each family is synced by a call of its own.
+    fn families(&self) -> &[Family];
 
-    /// The family it serves.
-    fn family(&self) -> Family;
+    /// Brings the kernel to `desired`. `changes` says what may differ from the last successful call for this family; the first call has
+    /// [`Changes::everything`].
+    ///
+    /// An error may leave part of the change applied: [`SyncError::report`] says which. The engine repeats the call with these changes and
+    /// newer ones, and the repetition converges. The same call twice writes nothing the second time.
+    fn sync(&mut self, desired: &Desired, changes: &Changes, now: Instant) -> Result<Report, SyncError>;
 
-    /// Brings the kernel to `desired`. `changes` says what may differ from the last successful call; the first call has
-    /// [`Changes::full`]. After an error the kernel is as before, nothing is forgotten, and the engine repeats the call with these
-    /// changes and newer ones. The same call twice writes nothing the second time.
-    fn sync(&mut self, desired: &Desired, changes: &Changes) -> Result<Report, SyncError>;
+    /// Descriptors that become readable when [`Dataplane::poll`] has something to do.
+    fn watch_fds(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
 
-    /// Readable when the kernel has something to tell about our objects; `None` if this dataplane cannot know.
-    fn watch_fd(&self) -> Option<BorrowedFd<'_>> {
+    /// When [`Dataplane::poll`] has something to do even if no descriptor is readable: a drain ends, a retry, an expiry.
+    fn next_deadline(&self) -> Option<Instant> {
         None
     }
 
-    /// Reads what the kernel told. `Some` says what somebody else changed: the next sync must be a full one.
-    fn tampering(&mut self) -> Option<String> {
-        None
+    /// Handles what is readable or due, and returns what the engine must know.
+    fn poll(&mut self, _now: Instant) -> Vec<Notification> {
+        Vec::new()
+    }
+
+    /// How long after the last full sync the next one is due without any other cause; `None` means never.
+    fn full_sync_interval(&self, _desired: &Desired) -> Option<Duration> {
+        Some(FULL_SYNC_INTERVAL)
     }
 }
 
-/// What a successful sync did.
+/// What a sync applied.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Whether everything was written or compared, not only what changed.
+    /// Everything was written or compared, not only what changed.
     pub full: bool,
     /// How many objects or rules were written or removed.
     pub written: usize,
-    /// Services that the kernel refused; everything else was committed. They are to be tried again.
-    pub isolated: Vec<Isolated>,
-    /// While this was written, nobody listened to what others did: only another full sync can tell whether they did anything.
-    pub unwatched: bool,
-    /// What this mode counts, by metric name without prefix, for example `iptables_total` by table.
+    /// Services that the kernel refused. Everything else was committed; the engine tries them again later.
+    pub refused: Vec<RefusedService>,
+    /// Notifications were off during a large write, so changes by other processes may have gone unnoticed. Only a full sync finds them.
+    pub missed_notifications: bool,
+    /// Present values of the mode's own metrics.
     pub gauges: Vec<Gauge>,
+    /// Increments of the mode's own counters.
+    pub counts: Vec<Count>,
 }
 
 /// A Service that the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Isolated {
+pub struct RefusedService {
     /// The Service.
     pub service: NamespacedName,
     /// The object and the kernel's reason.
     pub reason: String,
 }
 
-/// One number that a mode publishes after a sync.
+/// A value that a mode publishes after a sync.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gauge {
     /// The metric's name without `kubeproxy_`.
     pub metric: &'static str,
     /// Labels beside `ip_family`.
     pub labels: Vec<(&'static str, String)>,
-    /// The value.
+    /// The present value.
     pub value: usize,
+}
+
+/// An increment of a counter that a mode publishes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Count {
+    /// The metric's name without `kubeproxy_`.
+    pub metric: &'static str,
+    /// Labels beside `ip_family`.
+    pub labels: Vec<(&'static str, String)>,
+    /// How much is added.
+    pub by: u64,
+}
+
+impl Count {
+    /// One more, without labels.
+    pub fn one(metric: &'static str) -> Self {
+        Count { metric, labels: Vec::new(), by: 1 }
+    }
+}
+
+impl Report {
+    /// Adds what another part of the same sync did. The sum is full only if both were.
+    pub fn merge(&mut self, other: Report) {
+        self.full &= other.full;
+        self.written += other.written;
+        self.refused.extend(other.refused);
+        self.missed_notifications |= other.missed_notifications;
+        self.gauges.extend(other.gauges);
+        self.counts.extend(other.counts);
+    }
+}
+
+/// Why a sync did not finish, and what it applied before.
+#[derive(Debug)]
+pub struct SyncError {
+    /// The dataplane's own typed error.
+    pub source: Box<dyn Error + Send + Sync>,
+    /// What was applied.
+    pub report: Report,
+    /// When the next attempt makes sense.
+    pub retry: Retry,
+}
+
+/// When the next attempt at a failed sync makes sense.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retry {
+    /// With growing intervals.
+    Backoff,
+    /// When the dataplane sends [`Notification::Ready`]: a child process is still at work, or another process holds a lock.
+    OnNotification,
+}
+
+impl<E: Error + Send + Sync + 'static> From<E> for SyncError {
+    fn from(error: E) -> Self {
+        SyncError { source: Box::new(error), report: Report::default(), retry: Retry::Backoff }
+    }
+}
+
+// `SyncError` is not an `Error` itself: the conversion above would then overlap with the reflexive one.
+impl fmt::Display for SyncError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.source.fmt(f)
+    }
+}
+
+/// What a dataplane learned outside of a sync.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notification {
+    /// Another process changed our objects: the next sync must be a full one.
+    Tampered {
+        /// In this family.
+        family: Family,
+        /// What was changed, for the log.
+        what: String,
+    },
+    /// A sync that failed with [`Retry::OnNotification`] may be repeated now.
+    Ready {
+        /// In this family.
+        family: Family,
+    },
+    /// A Service turned out to be unusable after its sync: a listener cannot bind.
+    Refused {
+        /// In this family.
+        family: Family,
+        /// The Service and the reason.
+        refused: RefusedService,
+    },
+    /// A Service that was refused works now.
+    Accepted {
+        /// In this family.
+        family: Family,
+        /// The Service.
+        service: NamespacedName,
+    },
+    /// Counters that grew since.
+    Counts {
+        /// In this family.
+        family: Family,
+        /// By how much.
+        counts: Vec<Count>,
+    },
+}
+
+impl Notification {
+    /// The family that it concerns.
+    pub fn family(&self) -> Family {
+        match self {
+            Notification::Tampered { family, .. }
+            | Notification::Ready { family }
+            | Notification::Refused { family, .. }
+            | Notification::Accepted { family, .. }
+            | Notification::Counts { family, .. } => *family,
+        }
+    }
 }

@@ -45,14 +45,10 @@ pub struct NodeView {
     pub ip: IpAddr,
     /// How packets from pods are told.
     pub pod_traffic: PodTraffic,
-    /// Masquerade all traffic to cluster addresses. Every frontend already says so too.
-    pub masquerade_all: bool,
     /// Where node ports answer.
     pub node_ports: NodePortAddresses,
-    /// Whether the ranges that the operator gave for node ports (or none) include loopback addresses.
-    pub node_ports_on_loopback: bool,
-    /// Whether one of those ranges is a loopback range by itself: a range of all addresses does not count.
-    pub node_ports_name_loopback: bool,
+    /// Whether node ports are meant to answer on loopback addresses, too.
+    pub loopback_node_ports: LoopbackNodePorts,
     /// The ranges of cluster addresses: one in here that no Service has leads nowhere.
     pub service_cidrs: Box<[IpNet]>,
 }
@@ -77,6 +73,17 @@ pub enum NodePortAddresses {
     All,
     /// These, sorted; loopback addresses only if the operator named their range.
     Only(Box<[IpAddr]>),
+}
+
+/// What the ranges that the operator gave for node ports say about loopback addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LoopbackNodePorts {
+    /// The ranges leave loopback addresses out.
+    Excluded,
+    /// No range is given, or one of all addresses.
+    Included,
+    /// One of the ranges is a loopback range by itself.
+    Named,
 }
 
 /// One Service in this family.
@@ -104,23 +111,18 @@ pub struct ProxiedPort {
     pub name: PortName,
     /// Where it can be reached: cluster address first, then external addresses, load-balancer addresses, node port.
     pub frontends: Box<[Frontend]>,
-    /// What an external address would be if the settings allowed it. Nothing leads there, but kube-proxy's rules in iptables mode
-    /// have its chain all the same.
-    pub withheld: Option<Box<Frontend>>,
     /// Endpoints anywhere in the cluster; empty if no policy needs them.
     pub cluster: Pool,
     /// Endpoints on this node; empty if no policy needs them.
     pub local: Pool,
-    /// UDP only: endpoints that answer, in whatever other state. A flow to one of them is kept.
-    pub serving: Pool,
+    /// Every endpoint in whatever state, used or not.
+    pub endpoints: Pool,
     /// Seconds that a client stays with its endpoint.
     pub affinity: Option<NonZeroU32>,
     /// Who may use the load-balancer frontends; `None` means everybody.
     pub source_ranges: Option<Box<SourceRanges>>,
     /// Whether there is a usable endpoint anywhere, even if no pool holds it.
     pub has_endpoints: bool,
-    /// Endpoints in whatever state.
-    pub endpoint_count: usize,
     /// Internal policy Local, and endpoints only elsewhere.
     pub no_local_internal: bool,
     /// External policy Local, and endpoints only elsewhere.
@@ -163,11 +165,32 @@ pub struct Frontend {
     pub from_node: Verdict,
     /// All other traffic.
     pub from_elsewhere: Verdict,
-    /// Whose source address is hidden behind the node's.
+    /// The traffic policy behind the verdicts.
+    pub policy: TrafficPolicy,
+    /// Whose source address is replaced by the node's.
     pub masquerade: Masquerade,
-    /// Another frontend of higher rank has the same address, port and protocol, and gets the traffic. Which one that is does not
-    /// depend on the order of events.
-    pub shadowed: bool,
+    /// Whether traffic is to be led here at all.
+    pub admission: Admission,
+}
+
+/// The traffic policy of a frontend: internal for a cluster address, external for all others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TrafficPolicy {
+    /// Any endpoint of the cluster.
+    Cluster,
+    /// Only endpoints on this node, for traffic that comes from elsewhere. An external policy does not hold for traffic that starts on this node.
+    Local,
+}
+
+/// Whether a frontend gets traffic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Admission {
+    /// It does.
+    Active,
+    /// Another frontend of higher rank has the same address, port and protocol. Which one that is does not depend on the order of events.
+    Shadowed,
+    /// The settings do not allow it. Nothing leads there.
+    NotAllowed,
 }
 
 /// What happens to a new connection.
@@ -190,7 +213,7 @@ pub enum PoolKind {
     Local,
 }
 
-/// Whose source address is hidden behind the node's. A connection from an endpoint to itself is masqueraded in any case.
+/// Whose source address is replaced by the node's. A connection from an endpoint to itself is masqueraded in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Masquerade {
     /// Nobody's.
@@ -251,7 +274,7 @@ impl Desired {
 impl Totals {
     fn add(&mut self, service: &ProxiedService) {
         for port in &service.ports {
-            self.endpoints += port.endpoint_count;
+            self.endpoints += port.endpoints.len();
             self.no_local_internal += usize::from(port.no_local_internal);
             self.no_local_external += usize::from(port.no_local_external);
         }
@@ -259,7 +282,7 @@ impl Totals {
 
     fn subtract(&mut self, service: &ProxiedService) {
         for port in &service.ports {
-            self.endpoints -= port.endpoint_count;
+            self.endpoints -= port.endpoints.len();
             self.no_local_internal -= usize::from(port.no_local_internal);
             self.no_local_external -= usize::from(port.no_local_external);
         }
@@ -270,6 +293,11 @@ impl ProxiedPort {
     /// Its protocol.
     pub fn protocol(&self) -> Protocol {
         self.name.protocol
+    }
+
+    /// The frontends that get traffic.
+    pub fn active_frontends(&self) -> impl Iterator<Item = &Frontend> {
+        self.frontends.iter().filter(|frontend| frontend.is_active())
     }
 
     /// One of its pools.
@@ -289,6 +317,18 @@ impl ProxiedPort {
         crate::endpoints::sort_by_text(&mut all);
         all.dedup();
         all
+    }
+}
+
+impl Frontend {
+    /// Whether traffic is led here.
+    pub fn is_active(&self) -> bool {
+        self.admission == Admission::Active
+    }
+
+    /// Whether the settings allow it, even if another frontend gets its traffic.
+    pub fn is_allowed(&self) -> bool {
+        self.admission != Admission::NotAllowed
     }
 }
 

@@ -36,7 +36,7 @@ pub(crate) enum HintMatch {
 
 impl Candidate<'_> {
     pub(crate) fn backend(&self) -> Backend {
-        Backend { ip: self.ip, port: self.port, local: self.local }
+        Backend { ip: self.ip, port: self.port, local: self.local, weight: 1, conditions: self.conditions }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {

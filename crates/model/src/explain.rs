@@ -7,7 +7,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use crate::choice::{Reason, Topology, Why};
-use crate::desired::{Frontend, PoolKind, ProxiedService, Verdict};
+use crate::desired::{Admission, Frontend, PoolKind, ProxiedService, Verdict};
 use crate::endpoints::Candidate;
 use crate::ip::Family;
 use crate::name::{Name, NamespacedName, PortName, Protocol};
@@ -77,6 +77,8 @@ pub struct FrontendExplanation {
 pub enum FrontendReason {
     /// Another frontend has the same address and port, and comes first.
     TakenByAnother,
+    /// The settings do not allow such a frontend.
+    NotAllowed,
     /// No endpoint in the cluster can be used.
     NoEndpoints,
     /// The policy is Local, and endpoints are only on other nodes.
@@ -108,6 +110,7 @@ impl fmt::Display for FrontendReason {
             FrontendReason::TakenByAnother => {
                 "not used: another frontend has this address and port and comes first"
             }
+            FrontendReason::NotAllowed => "not used: the configuration does not allow external IPs",
             FrontendReason::NoEndpoints => "rejected: no usable endpoint anywhere",
             FrontendReason::NoLocalEndpoints => "dropped: policy Local, endpoints only on other nodes",
             FrontendReason::LocalEndpoints => "to an endpoint on this node: policy Local",
@@ -198,7 +201,8 @@ impl Why for Recorder {
 
 fn explain_frontend(frontend: &Frontend) -> FrontendExplanation {
     let reason = |verdict| match verdict {
-        _ if frontend.shadowed => FrontendReason::TakenByAnother,
+        _ if frontend.admission == Admission::Shadowed => FrontendReason::TakenByAnother,
+        _ if frontend.admission == Admission::NotAllowed => FrontendReason::NotAllowed,
         Verdict::Reject => FrontendReason::NoEndpoints,
         Verdict::Drop => FrontendReason::NoLocalEndpoints,
         Verdict::Forward(PoolKind::Local) => FrontendReason::LocalEndpoints,

@@ -7,12 +7,12 @@ use std::net::IpAddr;
 
 use crate::choice::{Choice, Needs, Why, choose};
 use crate::desired::{
-    Exposure, Frontend, HealthCheck, Masquerade, NodeView, PodTraffic, PoolKind, ProxiedPort, ProxiedService,
-    SourceRanges, Verdict,
+    Admission, Exposure, Frontend, HealthCheck, Masquerade, NodeView, PodTraffic, PoolKind, ProxiedPort,
+    ProxiedService, SourceRanges, TrafficPolicy, Verdict,
 };
 use crate::endpoints::{Candidate, Place, merge};
 use crate::ip::Family;
-use crate::name::{PortName, Protocol};
+use crate::name::PortName;
 use crate::object::{EndpointSlice, Service, ServicePort};
 use crate::pool::{Backend, Pool};
 use crate::settings::Settings;
@@ -43,20 +43,17 @@ pub(crate) fn build(
         let candidates = merge(ours(), &port.name, port.protocol, context.place);
         let exposed = Exposed::of(service, port, context.family);
         let choice = choose(&candidates, exposed.needs(), why);
-        let serving =
-            if port.protocol == Protocol::Udp { serving(&candidates, &choice) } else { Pool::default() };
+        let endpoints = all_endpoints(&candidates, &choice);
         ProxiedPort {
             frontends: frontends(service, port, cluster_ip, &choice, context),
-            withheld: withheld(service, port, &choice, context),
             affinity: service.affinity,
             source_ranges: source_ranges.clone(),
             has_endpoints: choice.has_any,
-            endpoint_count: candidates.len(),
             no_local_internal: choice.has_any && service.internal_policy_local && choice.local.is_empty(),
             no_local_external: choice.has_any && service.external_policy_local && choice.local.is_empty(),
             cluster: choice.cluster,
             local: choice.local,
-            serving,
+            endpoints,
             name,
         }
     });
@@ -101,15 +98,15 @@ fn frontends(
     choice: &Choice,
     context: Context<'_>,
 ) -> Box<[Frontend]> {
-    let mut frontends = vec![cluster_frontend(service, port, cluster_ip, choice, context.node)];
+    let mut frontends = vec![cluster_frontend(service, port, cluster_ip, choice, context)];
     let external = |exposure, ip, port| external_frontend(service, choice, exposure, ip, port);
-    if context.settings.allow_external_ips {
-        frontends.extend(
-            service
-                .external_ips(context.family)
-                .map(|ip| external(Exposure::ExternalIp, Some(ip), port.port)),
-        );
-    }
+    let admission =
+        if context.settings.allow_external_ips { Admission::Active } else { Admission::NotAllowed };
+    frontends.extend(
+        service
+            .external_ips(context.family)
+            .map(|ip| Frontend { admission, ..external(Exposure::ExternalIp, Some(ip), port.port) }),
+    );
     frontends.extend(
         service
             .load_balancer_ips(context.family)
@@ -119,26 +116,17 @@ fn frontends(
     frontends.into()
 }
 
-fn withheld(
-    service: &Service,
-    port: &ServicePort,
-    choice: &Choice,
-    context: Context<'_>,
-) -> Option<Box<Frontend>> {
-    let ip = service.external_ips(context.family).next().filter(|_| !context.settings.allow_external_ips)?;
-    Some(Box::new(external_frontend(service, choice, Exposure::ExternalIp, Some(ip), port.port)))
-}
-
 fn cluster_frontend(
     service: &Service,
     port: &ServicePort,
     ip: IpAddr,
     choice: &Choice,
-    node: &NodeView,
+    context: Context<'_>,
 ) -> Frontend {
-    let verdict = verdict(choice, service.internal_policy_local);
-    let masquerade = match &node.pod_traffic {
-        _ if node.masquerade_all => Masquerade::Always,
+    let policy = policy(service.internal_policy_local);
+    let verdict = verdict(choice, policy);
+    let masquerade = match &context.node.pod_traffic {
+        _ if context.settings.masquerade_all => Masquerade::Always,
         PodTraffic::Unknown => Masquerade::Never,
         _ => Masquerade::NotFromPods,
     };
@@ -148,8 +136,9 @@ fn cluster_frontend(
         port: port.port,
         from_node: verdict,
         from_elsewhere: verdict,
+        policy,
         masquerade,
-        shadowed: false,
+        admission: Admission::Active,
     }
 }
 
@@ -160,23 +149,32 @@ fn external_frontend(
     ip: Option<IpAddr>,
     port: u16,
 ) -> Frontend {
+    let policy = policy(service.external_policy_local);
     Frontend {
         exposure,
         ip,
         port,
-        from_node: verdict(choice, false),
-        from_elsewhere: verdict(choice, service.external_policy_local),
-        masquerade: if service.external_policy_local { Masquerade::FromHost } else { Masquerade::Always },
-        shadowed: false,
+        from_node: verdict(choice, TrafficPolicy::Cluster),
+        from_elsewhere: verdict(choice, policy),
+        policy,
+        masquerade: match policy {
+            TrafficPolicy::Local => Masquerade::FromHost,
+            TrafficPolicy::Cluster => Masquerade::Always,
+        },
+        admission: Admission::Active,
     }
 }
 
-fn verdict(choice: &Choice, local_only: bool) -> Verdict {
-    match (choice.has_any, local_only) {
+fn policy(local: bool) -> TrafficPolicy {
+    if local { TrafficPolicy::Local } else { TrafficPolicy::Cluster }
+}
+
+fn verdict(choice: &Choice, policy: TrafficPolicy) -> Verdict {
+    match (choice.has_any, policy) {
         (false, _) => Verdict::Reject,
-        (true, false) => Verdict::Forward(PoolKind::Cluster),
-        (true, true) if choice.local.is_empty() => Verdict::Drop,
-        (true, true) => Verdict::Forward(PoolKind::Local),
+        (true, TrafficPolicy::Cluster) => Verdict::Forward(PoolKind::Cluster),
+        (true, TrafficPolicy::Local) if choice.local.is_empty() => Verdict::Drop,
+        (true, TrafficPolicy::Local) => Verdict::Forward(PoolKind::Local),
     }
 }
 
@@ -190,12 +188,12 @@ fn source_ranges(service: &Service, context: Context<'_>) -> Option<Box<SourceRa
     Some(Box::new(SourceRanges { ranges: ranges.into(), frontends_too }))
 }
 
-/// Endpoints that answer; usually the very pool that is used anyway.
-fn serving(candidates: &[Candidate<'_>], choice: &Choice) -> Pool {
-    let all: Vec<Backend> =
-        candidates.iter().filter(|c| c.conditions.serving).map(Candidate::backend).collect();
-    let same = all.len() == choice.cluster.len() && all.iter().copied().eq(choice.cluster.iter());
-    if same { choice.cluster.clone() } else { Pool::new(&all) }
+/// Every endpoint; usually one of the pools holds them all, and its memory is shared.
+fn all_endpoints(candidates: &[Candidate<'_>], choice: &Choice) -> Pool {
+    let whole = [&choice.cluster, &choice.local].into_iter().find(|pool| pool.len() == candidates.len());
+    whole
+        .cloned()
+        .unwrap_or_else(|| Pool::new(&candidates.iter().map(Candidate::backend).collect::<Vec<Backend>>()))
 }
 
 /// Distinct addresses of ready endpoints on this node, over all ports of the slices: a pod with two ports counts once.

@@ -53,6 +53,7 @@ mod explain;
 mod frontend;
 mod health;
 mod ip;
+mod layers;
 pub mod manifest;
 mod name;
 mod node_view;
@@ -69,10 +70,13 @@ mod timestamp;
 pub use changes::{Changes, GoneFrontend};
 pub use choice::{Reason, Topology};
 pub use cluster::Cluster;
-pub use dataplane::{Dataplane, Gauge, Isolated, Report, SyncError};
+pub use dataplane::{
+    Count, Dataplane, FULL_SYNC_INTERVAL, Gauge, Notification, RefusedService, Report, Retry, SyncError,
+};
 pub use desired::{
-    Desired, Exposure, Frontend, HealthCheck, Masquerade, NodePortAddresses, NodeView, PodTraffic, PoolKind,
-    ProxiedPort, ProxiedService, SourceRanges, Totals, Verdict,
+    Admission, Desired, Exposure, Frontend, HealthCheck, LoopbackNodePorts, Masquerade, NodePortAddresses,
+    NodeView, PodTraffic, PoolKind, ProxiedPort, ProxiedService, SourceRanges, Totals, TrafficPolicy,
+    Verdict,
 };
 pub use event::{Event, Kind};
 pub use explain::{
@@ -80,6 +84,7 @@ pub use explain::{
 };
 pub use health::{FamilyHealth, HealthReport, ProxyHealth};
 pub use ip::{Family, PerFamily, normalise, parse_cidr, parse_ip};
+pub use layers::Layers;
 pub use name::{Interner, Name, NamespacedName, PortName, Protocol};
 pub use pacer::{Pacer, PacerConfig};
 pub use pool::{Backend, Pool};

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::desired::{NodePortAddresses, NodeView, PodTraffic};
+use crate::desired::{LoopbackNodePorts, NodePortAddresses, NodeView, PodTraffic};
 use crate::ip::Family;
 use crate::object::Node;
 use crate::settings::{DetectLocal, NodePortRange, Settings};
@@ -32,14 +32,12 @@ pub(crate) fn node_view<'a>(
         name: settings.node_name.clone(),
         ip,
         pod_traffic: pod_traffic(family, settings, node),
-        masquerade_all: settings.masquerade_all,
         node_ports: if everywhere {
             NodePortAddresses::All
         } else {
             addresses_within(family, &given, host_addresses)
         },
-        node_ports_on_loopback: everywhere || given.iter().any(|range| includes_loopback(family, range)),
-        node_ports_name_loopback: given.iter().any(|range| range.addr().is_loopback()),
+        loopback_node_ports: loopback_node_ports(family, &given),
         service_cidrs: service_cidrs.into(),
     }
 }
@@ -103,6 +101,16 @@ fn addresses_within(family: Family, ranges: &[IpNet], host_addresses: &[IpAddr])
     ips.sort_unstable();
     ips.dedup();
     NodePortAddresses::Only(ips.into())
+}
+
+fn loopback_node_ports(family: Family, given: &[IpNet]) -> LoopbackNodePorts {
+    if given.iter().any(|range| range.addr().is_loopback()) {
+        LoopbackNodePorts::Named
+    } else if given.is_empty() || given.iter().any(|range| includes_loopback(family, range)) {
+        LoopbackNodePorts::Included
+    } else {
+        LoopbackNodePorts::Excluded
+    }
 }
 
 fn includes_loopback(family: Family, range: &IpNet) -> bool {

@@ -4,18 +4,30 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use crate::object::Conditions;
+
 /// One endpoint of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Backend {
-    /// Its address.
+    /// The endpoint's address.
     pub ip: IpAddr,
-    /// Its port.
+    /// The port on which it answers, not that of the Service.
     pub port: u16,
     /// Whether it runs on this node.
     pub local: bool,
+    /// Its share of new connections, relative to the other endpoints of a pool. 1 for all of them so far.
+    pub weight: u16,
+    /// Whether it is ready, serving, terminating. A dataplane that drains endpoints reads it; which endpoints are used is decided already.
+    pub conditions: Conditions,
 }
 
 impl Backend {
+    /// A ready endpoint with the usual weight.
+    pub fn new(address: SocketAddr, local: bool) -> Self {
+        let conditions = Conditions { ready: true, serving: true, terminating: false };
+        Backend { ip: address.ip(), port: address.port(), local, weight: 1, conditions }
+    }
+
     /// Address and port.
     pub fn address(&self) -> SocketAddr {
         SocketAddr::new(self.ip, self.port)
@@ -36,15 +48,47 @@ enum Packed {
 struct Entry<const N: usize> {
     ip: [u8; N],
     port: [u8; 2],
-    local: bool,
+    weight: [u8; 2],
+    /// Where it runs and its conditions: one bit each.
+    flags: u8,
 }
 
+const LOCAL: u8 = 1;
+const READY: u8 = 1 << 1;
+const SERVING: u8 = 1 << 2;
+const TERMINATING: u8 = 1 << 3;
+
 impl<const N: usize> Entry<N> {
+    fn pack(ip: [u8; N], backend: &Backend) -> Self {
+        let flag = |set: bool, bit: u8| if set { bit } else { 0 };
+        let Conditions { ready, serving, terminating } = backend.conditions;
+        Entry {
+            ip,
+            port: backend.port.to_be_bytes(),
+            weight: backend.weight.to_be_bytes(),
+            flags: flag(backend.local, LOCAL)
+                | flag(ready, READY)
+                | flag(serving, SERVING)
+                | flag(terminating, TERMINATING),
+        }
+    }
+
     fn backend(self) -> Backend
     where
         IpAddr: From<[u8; N]>,
     {
-        Backend { ip: IpAddr::from(self.ip), port: u16::from_be_bytes(self.port), local: self.local }
+        let has = |bit| self.flags & bit != 0;
+        Backend {
+            ip: IpAddr::from(self.ip),
+            port: u16::from_be_bytes(self.port),
+            local: has(LOCAL),
+            weight: u16::from_be_bytes(self.weight),
+            conditions: Conditions {
+                ready: has(READY),
+                serving: has(SERVING),
+                terminating: has(TERMINATING),
+            },
+        }
     }
 }
 
@@ -104,18 +148,14 @@ impl Pool {
 
 fn pack_v4(backend: &Backend) -> Option<Entry<4>> {
     match backend.ip {
-        IpAddr::V4(ip) => {
-            Some(Entry { ip: ip.octets(), port: backend.port.to_be_bytes(), local: backend.local })
-        }
+        IpAddr::V4(ip) => Some(Entry::pack(ip.octets(), backend)),
         IpAddr::V6(_) => None,
     }
 }
 
 fn pack_v6(backend: &Backend) -> Option<Entry<16>> {
     match backend.ip {
-        IpAddr::V6(ip) => {
-            Some(Entry { ip: ip.octets(), port: backend.port.to_be_bytes(), local: backend.local })
-        }
+        IpAddr::V6(ip) => Some(Entry::pack(ip.octets(), backend)),
         IpAddr::V4(_) => None,
     }
 }
@@ -133,14 +173,15 @@ mod tests {
     use super::*;
 
     fn backend(text: &str, local: bool) -> Backend {
-        let address: SocketAddr = text.parse().expect("an address");
-        Backend { ip: address.ip(), port: address.port(), local }
+        Backend::new(text.parse().expect("an address"), local)
     }
 
     #[test]
     fn what_is_packed_comes_out_again() {
         for texts in [["10.0.1.10:80", "10.0.1.1:80"], ["[fd00::10]:80", "[fd00::1]:80"]] {
-            let backends = [backend(texts[0], true), backend(texts[1], false)];
+            let conditions = Conditions { ready: false, serving: true, terminating: true };
+            let backends =
+                [backend(texts[0], true), Backend { weight: 300, conditions, ..backend(texts[1], false) }];
             let pool = Pool::new(&backends);
             assert_eq!(pool.iter().collect::<Vec<_>>(), backends);
             assert_eq!((pool.len(), pool.get(1), pool.get(2)), (2, Some(backends[1]), None));
@@ -165,9 +206,9 @@ mod tests {
         assert_eq!(format!("{pool:?}"), r#"["10.0.0.1:80 local", "10.0.0.2:80"]"#);
     }
 
-    /// Address, port and where it runs, without padding.
+    /// Address, port, weight and a byte of flags, without padding.
     #[test]
     fn entries_are_small() {
-        assert_eq!((size_of::<Entry<4>>(), size_of::<Entry<16>>()), (7, 19));
+        assert_eq!((size_of::<Entry<4>>(), size_of::<Entry<16>>()), (9, 21));
     }
 }

@@ -32,7 +32,9 @@ use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
 use crate::changes::Changes;
-use crate::desired::{Desired, Frontend, NodeView, PodTraffic, PoolKind, ProxiedPort, Verdict};
+use crate::desired::{
+    Desired, Frontend, LoopbackNodePorts, NodeView, PodTraffic, PoolKind, ProxiedPort, Verdict,
+};
 use crate::name::Protocol;
 
 /// One connection as the kernel's tracking knows it.
@@ -131,7 +133,7 @@ impl<'a> StaleFlows<'a> {
     }
 
     fn add(&mut self, number: u32, port: &ProxiedPort) {
-        for backend in port.serving.iter() {
+        for backend in port.endpoints.iter().filter(|backend| backend.conditions.serving) {
             self.serving.insert((number, backend.address()), backend.local);
         }
         for (place, frontend) in places_of(port) {
@@ -159,13 +161,12 @@ impl<'a> StaleFlows<'a> {
     fn is_node_port_address(&self, ip: IpAddr) -> bool {
         self.host_addresses.contains(&ip)
             && self.node.node_ports.contains(ip)
-            && (!ip.is_loopback() || self.node.node_ports_on_loopback)
+            && (!ip.is_loopback() || self.node.loopback_node_ports != LoopbackNodePorts::Excluded)
     }
 }
 
 fn places_of(port: &ProxiedPort) -> impl Iterator<Item = (Place, &Frontend)> {
-    let answering = port.frontends.iter().filter(|frontend| !frontend.shadowed);
-    answering.map(|frontend| ((frontend.ip, frontend.port), frontend))
+    port.active_frontends().map(|frontend| ((frontend.ip, frontend.port), frontend))
 }
 
 impl Rule {

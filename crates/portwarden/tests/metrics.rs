@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use portwarden::metrics::{BuildInfo, Metrics, PacketCounter};
-use portwarden_model::{Family, Gauge, Timestamp, Totals};
+use portwarden::modes::Mode;
+use portwarden_model::{Count, Family, Gauge, Timestamp, Totals};
 
 /// Of the reference's metrics, those that Portwarden does not have, and why.
 const LEFT_OUT: &[(&str, &str)] = &[
@@ -68,9 +69,12 @@ fn used() -> Metrics {
         metrics.sync.attempted(family, false, took);
         metrics.sync.succeeded(family, now, Totals::default(), &[Timestamp::from_nanos(1_000_000_000)]);
         metrics.flows.cleaned(family, 1, took);
-        for mode in ["nftables", "iptables"] {
-            metrics.mode.announce(mode);
-            metrics.mode.failed(mode, family, false);
+        for mode in [Mode::Nftables, Mode::Iptables] {
+            let counters = mode.words().counters;
+            metrics.mode.announce(counters);
+            for (metric, _) in counters.iter().filter(|(metric, _)| !metric.contains("cleanup")) {
+                metrics.mode.count(family, &[Count::one(metric)]);
+            }
         }
     }
     metrics.health.healthz.with_label_values(&["200"]).inc();

@@ -10,8 +10,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, bail};
 use portwarden_model::{
-    Desired, Exposure, Family, Frontend, Masquerade, PerFamily, PodTraffic, Pool, PortName, Protocol,
-    ProxiedPort, Verdict,
+    Desired, Exposure, Family, Frontend, LoopbackNodePorts, Masquerade, PerFamily, PodTraffic, Pool,
+    PortName, Protocol, ProxiedPort, Verdict,
 };
 
 use crate::probe::{Answer, Outcome, Transport};
@@ -140,7 +140,10 @@ impl<'a> Oracle<'a> {
         let all = ports.flat_map(|port| port.frontends.iter().map(move |frontend| (port, frontend)));
         let right_port = all.filter(|(_, frontend)| frontend.port == packet.to.port());
         let (node_ports, mut by_address): (Vec<_>, Vec<_>) = right_port
-            .filter(|(_, frontend)| self.mode.contested_frontends || !frontend.shadowed)
+            .filter(|(_, frontend)| match self.mode.contested_frontends {
+                true => frontend.is_allowed(),
+                false => frontend.is_active(),
+            })
             .partition(|(_, frontend)| frontend.ip.is_none());
         by_address.retain(|(_, frontend)| frontend.ip == Some(packet.to.ip()));
         if by_address.is_empty() {
@@ -160,7 +163,9 @@ impl<'a> Oracle<'a> {
     /// Whether node ports answer on the address that a packet is for.
     fn node_ports_answer(&self, packet: &Packet<'_>) -> bool {
         let (node, ip) = (&self.desired(packet).node, packet.to.ip());
-        let loopback = ip.is_ipv4() && self.mode.localhost_node_ports && node.node_ports_on_loopback;
+        let loopback = ip.is_ipv4()
+            && self.mode.localhost_node_ports
+            && node.loopback_node_ports != LoopbackNodePorts::Excluded;
         node.node_ports.contains(ip) && (loopback || !ip.is_loopback())
     }
 

@@ -2,11 +2,12 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
 use portwarden_model::object::{EndpointSlice, Node, Service, ServiceCidr};
 use portwarden_model::{
-    Changes, Cluster, Dataplane, Desired, DetectLocal, Event, Family, Interner, Kind, Name, NamespacedName,
+    Changes, Cluster, Dataplane, Desired, DetectLocal, Event, Interner, Kind, Name, NamespacedName,
     NodePortRange, PerFamily, Settings, SyncError, manifest,
 };
 use tempfile::TempDir;
@@ -26,13 +27,16 @@ pub struct Candidate {
     pub mode: Mode,
     /// Where its node ports answer by default.
     pub node_port_addresses: &'static [NodePortRange],
-    /// Makes one for a family. Called inside the node's namespace.
-    pub start: fn(Family, &Options) -> Result<Box<dyn Dataplane>>,
+    /// Makes the dataplanes of both families: one for each, or one that serves both. Called inside the node's namespace.
+    pub start: Start,
     /// Removes flows that lead nowhere, as the engine does after a sync. Called inside the node's namespace.
     pub clean_flows: fn(&Desired, &Changes, &[IpAddr]) -> Result<()>,
 }
 
-/// What only some dataplanes can be told.
+/// Makes dataplanes.
+pub type Start = fn(&Options) -> Result<Vec<Box<dyn Dataplane>>>;
+
+/// Options that only some dataplanes have.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Whether node ports answer on loopback, where the mode can do that.
@@ -62,7 +66,7 @@ pub struct Rig {
     options: Options,
     cluster: Cluster,
     names: Interner,
-    dataplanes: PerFamily<Box<dyn Dataplane>>,
+    dataplanes: Vec<Box<dyn Dataplane>>,
     _folder: TempDir,
 }
 
@@ -188,10 +192,12 @@ impl Rig {
         let _inside = self.topology.node().namespace().enter()?;
         for (family, changes) in changes.iter().filter(|(_, changes)| !changes.is_empty()) {
             let desired = self.cluster.desired(family);
-            let failed = |error: SyncError| anyhow!("{} sync failed: {}", family, chain(error.as_ref()));
-            let report = self.dataplanes[family].sync(desired, changes).map_err(failed)?;
-            if let Some(isolated) = report.isolated.first() {
-                return Err(anyhow!("{family} sync left out {}: {}", isolated.service, isolated.reason));
+            let failed = |error: SyncError| anyhow!("{family} sync failed: {}", chain(error.source.as_ref()));
+            let serving = self.dataplanes.iter_mut().find(|plane| plane.families().contains(&family));
+            let dataplane = serving.with_context(|| format!("no dataplane serves {family}"))?;
+            let report = dataplane.sync(desired, changes, Instant::now()).map_err(failed)?;
+            if let Some(refused) = report.refused.first() {
+                return Err(anyhow!("{family} sync left out {}: {}", refused.service, refused.reason));
             }
             (self.candidate.clean_flows)(desired, changes, self.cluster.host_addresses())
                 .with_context(|| format!("cannot clean {family} flows"))?;
@@ -255,17 +261,9 @@ fn everything() -> PerFamily<Changes> {
     PerFamily::from_fn(|_| Changes::everything())
 }
 
-fn start(
-    candidate: &Candidate,
-    topology: &Topology,
-    options: &Options,
-) -> Result<PerFamily<Box<dyn Dataplane>>> {
+fn start(candidate: &Candidate, topology: &Topology, options: &Options) -> Result<Vec<Box<dyn Dataplane>>> {
     let _inside = topology.node().namespace().enter()?;
-    let start = |family| {
-        (candidate.start)(family, options)
-            .with_context(|| format!("cannot start the {} dataplane for {family}", candidate.name))
-    };
-    Ok(PerFamily { v4: start(Family::V4)?, v6: start(Family::V6)? })
+    (candidate.start)(options).with_context(|| format!("cannot start the {} dataplane", candidate.name))
 }
 
 /// An error with all its causes in one line.

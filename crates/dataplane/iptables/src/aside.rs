@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use portwarden_model::{Desired, Isolated, NamespacedName, ProxiedService};
+use portwarden_model::{Desired, NamespacedName, ProxiedService, RefusedService};
 use portwarden_xtables::{Culprit, RejectedLine, Transaction};
 
 use crate::ruleset::{Pending, Ruleset};
@@ -12,14 +12,14 @@ use crate::ruleset::{Pending, Ruleset};
 #[derive(Debug, Default)]
 pub(crate) struct Aside {
     /// Services that were left out, and why.
-    pub(crate) isolated: Vec<Isolated>,
+    pub(crate) isolated: Vec<RefusedService>,
     refused: BTreeSet<NamespacedName>,
     kept_chains: BTreeSet<String>,
 }
 
 impl Aside {
     /// With Services that are left out from the start.
-    pub(crate) fn new(isolated: Vec<Isolated>) -> Self {
+    pub(crate) fn new(isolated: Vec<RefusedService>) -> Self {
         Aside { isolated, ..Aside::default() }
     }
 
@@ -69,7 +69,7 @@ impl Aside {
         let fallback = installed.service(service).filter(|_| first_time).cloned();
         pending.services.insert(service.clone(), fallback);
         if first_time {
-            self.isolated.push(Isolated { service: service.clone(), reason: line.reason() });
+            self.isolated.push(RefusedService { service: service.clone(), reason: line.reason() });
         }
     }
 }

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use portwarden_model::{Changes, Dataplane, Desired, Family, Gauge, Isolated, Report, SyncError};
+use portwarden_model::{
+    Changes, Count, Dataplane, Desired, Family, Gauge, LoopbackNodePorts, Notification, RefusedService,
+    Report, SyncError,
+};
 use portwarden_xtables::{ChangeNotices, Programs, RestoreError, Table, Transaction, Variant};
 
 use crate::aside::{Aside, Refused};
@@ -21,6 +24,10 @@ use crate::render::{Context, FixedRules, InvalidPackets, Mark, pod_match};
 use crate::ruleset::{Pending, Ruleset};
 use crate::sysctl;
 use crate::variant::other_rules;
+
+/// Counts failed restores, under kube-proxy's names.
+const RESTORE_FAILURES: &str = "sync_proxy_rules_iptables_restore_failures_total";
+const PARTIAL_RESTORE_FAILURES: &str = "sync_proxy_rules_iptables_partial_restore_failures_total";
 
 /// More endpoints than this make a cluster large.
 const LARGE_CLUSTER_ENDPOINTS: usize = 1000;
@@ -52,7 +59,7 @@ pub struct IptablesDataplane {
     localhost_allowed: bool,
     monitor: Monitor,
     /// Whether a sync wrote so much that it did not listen to others.
-    unwatched: bool,
+    missed_notifications: bool,
     /// Services that the kernel refused.
     refused: Refused,
     failures: Arc<Failures>,
@@ -111,7 +118,7 @@ impl IptablesDataplane {
             last_full: None,
             localhost_allowed: false,
             monitor: Monitor::new(options.sync_period, watch(family, variant))?,
-            unwatched: false,
+            missed_notifications: false,
             refused: Refused::default(),
             failures: Arc::default(),
             options,
@@ -134,8 +141,8 @@ impl IptablesDataplane {
             self.last_full = Some(now);
             self.monitor.forget();
         }
-        let unwatched = std::mem::take(&mut self.unwatched);
-        result.map(|report| Report { unwatched, ..report })
+        let missed_notifications = std::mem::take(&mut self.missed_notifications);
+        result.map(|report| Report { missed_notifications, ..report })
     }
 
     /// Anything that is refused unexpectedly turns this into a full sync: perhaps the tables are not what they are thought to be.
@@ -228,11 +235,11 @@ impl IptablesDataplane {
         pending: Pending,
         context: Arc<Context>,
         transaction: &Transaction,
-        isolated: Vec<Isolated>,
+        refused: Vec<RefusedService>,
     ) -> Report {
         self.installed.acknowledge(pending);
         self.context = Some(context);
-        report(transaction, &self.installed, isolated)
+        report(transaction, &self.installed, refused)
     }
 
     fn restore(&mut self, transaction: &Transaction) -> Result<(), RestoreError> {
@@ -241,7 +248,7 @@ impl IptablesDataplane {
         }
         if transaction.len() >= QUIET_FROM {
             let (restored, deaf) = self.monitor.deaf(|| self.programs.restore(transaction));
-            self.unwatched |= deaf;
+            self.missed_notifications |= deaf;
             return self.counted(restored);
         }
         self.counted(self.programs.restore(transaction))
@@ -282,33 +289,35 @@ impl IptablesDataplane {
 
     /// Never for IPv6, whose loopback address cannot be routed.
     fn has_localhost_node_ports(&self, desired: &Desired) -> bool {
-        self.family == Family::V4 && self.options.localhost_node_ports && desired.node.node_ports_on_loopback
+        self.family == Family::V4
+            && self.options.localhost_node_ports
+            && desired.node.loopback_node_ports != LoopbackNodePorts::Excluded
     }
 }
 
 impl Dataplane for IptablesDataplane {
-    fn mode(&self) -> &'static str {
-        "iptables"
+    fn families(&self) -> &[Family] {
+        std::slice::from_ref(&self.family)
     }
 
-    fn family(&self) -> Family {
-        self.family
+    fn sync(&mut self, desired: &Desired, changes: &Changes, now: Instant) -> Result<Report, SyncError> {
+        self.sync_at(now, desired, changes).map_err(|error| {
+            let mut counts = vec![Count::one(RESTORE_FAILURES)];
+            counts.extend((!changes.full).then(|| Count::one(PARTIAL_RESTORE_FAILURES)));
+            SyncError { report: Report { counts, ..Report::default() }, ..SyncError::from(error) }
+        })
     }
 
-    fn sync(&mut self, desired: &Desired, changes: &Changes) -> Result<Report, SyncError> {
-        Ok(self.sync_at(Instant::now(), desired, changes)?)
+    fn watch_fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.monitor.fd()]
     }
 
-    fn watch_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.monitor.fd())
-    }
-
-    fn tampering(&mut self) -> Option<String> {
-        let flushed = self.monitor.check(&self.programs, Instant::now());
+    fn poll(&mut self, now: Instant) -> Vec<Notification> {
+        let flushed = self.monitor.check(&self.programs, now);
         if flushed.is_some() {
             self.trusted = false;
         }
-        flushed
+        flushed.map(|what| Notification::Tampered { family: self.family, what }).into_iter().collect()
     }
 }
 
@@ -322,7 +331,7 @@ fn watch(family: Family, variant: Variant) -> Option<ChangeNotices> {
         .ok()
 }
 
-fn report(transaction: &Transaction, installed: &Ruleset, isolated: Vec<Isolated>) -> Report {
+fn report(transaction: &Transaction, installed: &Ruleset, refused: Vec<RefusedService>) -> Report {
     let gauge = |metric, table: Table, value| Gauge {
         metric,
         labels: vec![("table", table.as_str().to_owned())],
@@ -334,5 +343,5 @@ fn report(transaction: &Transaction, installed: &Ruleset, isolated: Vec<Isolated
         gauge("sync_proxy_rules_iptables_last", Table::Filter, transaction.filter.rules()),
         gauge("sync_proxy_rules_iptables_last", Table::Nat, transaction.nat.rules()),
     ];
-    Report { written: transaction.len(), isolated, gauges, ..Report::default() }
+    Report { written: transaction.len(), refused, gauges, ..Report::default() }
 }

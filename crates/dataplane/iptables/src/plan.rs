@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use portwarden_model::{Changes, Desired, Isolated, NamespacedName, ProxiedService};
+use portwarden_model::{Changes, Desired, NamespacedName, ProxiedService, RefusedService};
 
 use crate::render::{Context, FixedRules, is_safe_name};
 use crate::ruleset::{Entry, Pending, Ruleset};
@@ -14,7 +14,7 @@ pub struct Plan {
     /// What changes.
     pub pending: Pending,
     /// Services that cannot be written as rules.
-    pub isolated: Vec<Isolated>,
+    pub isolated: Vec<RefusedService>,
 }
 
 impl Plan {
@@ -76,7 +76,7 @@ impl Plan {
     fn admits(&mut self, name: &NamespacedName, service: &ProxiedService) -> bool {
         let Some(port) = service.ports.iter().find(|port| !is_safe_name(&port.name)) else { return true };
         let reason = format!("the name {:?} cannot be part of an iptables rule", port.name.to_string());
-        self.isolated.push(Isolated { service: name.clone(), reason });
+        self.isolated.push(RefusedService { service: name.clone(), reason });
         false
     }
 }

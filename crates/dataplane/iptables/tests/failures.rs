@@ -7,7 +7,7 @@ mod common;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Tables, VARIANTS, assert_same, cluster, full_sync, recorded_settings, sync};
 use nix::fcntl::{Flock, FlockArg};
@@ -163,15 +163,15 @@ fn a_service_that_is_refused_does_not_stop_the_others() {
         let mut dataplane = tables.dataplane(FAMILY, Options::default());
         for changes in [&Changes::everything(), &changes[FAMILY]] {
             let report = sync(&mut dataplane, &tables, &cluster, changes).unwrap();
-            let isolated: Vec<_> = report.isolated.iter().map(|isolated| &isolated.service).collect();
-            assert_eq!(isolated, [&refused]);
-            assert!(report.isolated[0].reason.contains("--comment"), "{:?}", report.isolated);
+            let services: Vec<_> = report.refused.iter().map(|refused| &refused.service).collect();
+            assert_eq!(services, [&refused]);
+            assert!(report.refused[0].reason.contains("--comment"), "{:?}", report.refused);
             assert_same(&tables.rules(FAMILY), &good.rules(FAMILY), "all but the refused service");
         }
         cluster.apply(Event::ServiceDeleted(refused));
         let changes = cluster.resolve();
         let report = sync(&mut dataplane, &tables, &cluster, &changes[FAMILY]).unwrap();
-        assert_eq!((report.isolated.len(), report.written), (0, 0));
+        assert_eq!((report.refused.len(), report.written), (0, 0));
     }
 }
 
@@ -186,7 +186,7 @@ fn a_name_that_would_break_out_of_a_rule_is_left_out() {
     cluster.resolve();
     let mut dataplane = tables.dataplane(FAMILY, Options::default());
     let report = sync(&mut dataplane, &tables, &cluster, &Changes::everything()).unwrap();
-    assert_eq!(report.isolated.iter().map(|isolated| &isolated.service).collect::<Vec<_>>(), [&name]);
+    assert_eq!(report.refused.iter().map(|refused| &refused.service).collect::<Vec<_>>(), [&name]);
     assert!(!tables.rules(FAMILY).contains("10.96.7.7"));
 }
 
@@ -236,7 +236,7 @@ fn what_somebody_deleted_is_noticed_when_needed_and_repaired() {
         cluster.apply(Event::SliceDeleted(NamespacedName::new("demo", "web-1")));
         let changes = cluster.resolve();
         let report = sync(&mut dataplane, &tables, &cluster, &changes[FAMILY]).unwrap();
-        assert!(report.full && report.isolated.is_empty(), "{report:?}");
+        assert!(report.full && report.refused.is_empty(), "{report:?}");
         assert_eq!(dataplane.failures().partial(), 1);
         let fresh = Tables::new("fresh", variant);
         full_sync(&mut fresh.dataplane(FAMILY, Options::default()), &fresh, &cluster);
@@ -256,11 +256,11 @@ fn a_lock_that_others_hold_is_waited_for_and_then_named() {
     let file = fs::File::options().create(true).append(true).open(tables.lock_file()).unwrap();
     let lock = Flock::lock(file, FlockArg::LockExclusive).unwrap();
     // The monitor cannot see its canary now, and does not take that for a flush.
-    let watch = || nix::poll::PollFd::new(dataplane.watch_fd().unwrap(), nix::poll::PollFlags::POLLIN);
+    let watch = || nix::poll::PollFd::new(dataplane.watch_fds()[0], nix::poll::PollFlags::POLLIN);
     nix::poll::poll(&mut [watch()], 10_000u16).unwrap();
     let _inside = tables.namespace.enter().unwrap();
-    assert_eq!(dataplane.tampering(), None);
-    assert_eq!(dataplane.tampering(), None);
+    assert_eq!(dataplane.poll(Instant::now()), []);
+    assert_eq!(dataplane.poll(Instant::now()), []);
     let empty = Cluster::new(recorded_settings());
     let error = sync(&mut dataplane, &tables, &empty, &Changes::everything()).unwrap_err();
     assert!(error.to_string().contains("xtables lock"), "{error}");
@@ -308,11 +308,11 @@ fn a_large_change_goes_in_steps_and_can_be_set_aside_half_way() {
         changes.services.extend(cluster.desired(FAMILY).services().map(|(name, _)| name.clone()));
         // Partial at first; the refusal makes it full.
         let report = sync(&mut dataplane, &tables, &cluster, &changes).unwrap();
-        assert_eq!((report.full, report.isolated.len()), (true, 1));
+        assert_eq!((report.full, report.refused.len()), (true, 1));
         assert_same(&tables.rules(FAMILY), &good.rules(FAMILY), "all but the refused service");
         // The engine tries again; the rest is still there.
         let report = sync(&mut dataplane, &tables, &cluster, &changes).unwrap();
-        assert_eq!((report.full, report.isolated.len(), report.written), (false, 1, 0));
+        assert_eq!((report.full, report.refused.len(), report.written), (false, 1, 0));
         // And everything goes, in steps too.
         let empty = Cluster::new(recorded_settings());
         let report = sync(&mut dataplane, &tables, &empty, &changes).unwrap();

@@ -152,7 +152,7 @@ fn compare_in_the_kernel(variant: Variant, family: Family, steps: &[Step]) {
         cluster.apply(step.event());
         let changes = cluster.resolve();
         let report = sync(&mut dataplane, &tables, &cluster, &changes[family]).unwrap();
-        assert!(!report.full && report.isolated.is_empty(), "{report:?}");
+        assert!(!report.full && report.refused.is_empty(), "{report:?}");
     }
     let fresh = Tables::new("full", variant);
     sync(&mut fresh.dataplane(family, Options::default()), &fresh, &cluster, &Changes::everything()).unwrap();

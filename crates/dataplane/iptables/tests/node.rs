@@ -12,7 +12,8 @@ use nix::poll::{PollFd, PollFlags, poll};
 use portwarden_iptables::{IptablesDataplane, Options, PACKET_COUNTERS};
 use portwarden_model::object::{EndpointSlice, Service};
 use portwarden_model::{
-    Changes, Cluster, Dataplane, Event, Family, Interner, NodePortRange, Report, Settings, manifest,
+    Changes, Cluster, Dataplane, Event, Family, Interner, NodePortRange, Notification, Report, Settings,
+    manifest,
 };
 use portwarden_xtables::Variant;
 
@@ -149,9 +150,9 @@ fn what_others_change_is_noticed_at_once_in_the_nft_variant() {
             let _inside = tables.namespace.enter().unwrap();
             let deadline = Instant::now() + Duration::from_millis(500);
             while let Some(left) = deadline.checked_duration_since(Instant::now()) {
-                let watch = PollFd::new(dataplane.watch_fd().unwrap(), PollFlags::POLLIN);
+                let watch = PollFd::new(dataplane.watch_fds()[0], PollFlags::POLLIN);
                 poll(&mut [watch], u16::try_from(left.as_millis()).unwrap()).unwrap();
-                assert_eq!(dataplane.tampering(), None);
+                assert_eq!(dataplane.poll(Instant::now()), []);
             }
         };
         no_tampering(&mut dataplane);
@@ -217,9 +218,13 @@ fn a_large_write_is_followed_by_another_look() {
         let tables = Tables::new("large", variant);
         let mut dataplane = tables.dataplane(Family::V4, Options::default());
         let report = sync(&mut dataplane, &tables, &cluster, &Changes::everything()).unwrap();
-        assert_eq!(report.unwatched, variant == Variant::Nft, "{variant}: it is not listened to at all");
+        assert_eq!(
+            report.missed_notifications,
+            variant == Variant::Nft,
+            "{variant}: it is not listened to at all"
+        );
         let report = sync(&mut dataplane, &tables, &cluster, &Changes::everything()).unwrap();
-        assert_eq!((report.written, report.unwatched), (0, false), "{variant}");
+        assert_eq!((report.written, report.missed_notifications), (0, false), "{variant}");
     }
 }
 
@@ -227,10 +232,10 @@ fn wait_for_tampering(dataplane: &mut IptablesDataplane, tables: &Tables) -> Str
     let _inside = tables.namespace.enter().unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
     while Instant::now() < deadline {
-        let watch = dataplane.watch_fd().unwrap();
+        let watch = dataplane.watch_fds()[0];
         poll(&mut [PollFd::new(watch, PollFlags::POLLIN)], 1000u16).unwrap();
-        if let Some(told) = dataplane.tampering() {
-            return told;
+        if let Some(Notification::Tampered { what, .. }) = dataplane.poll(Instant::now()).pop() {
+            return what;
         }
     }
     panic!("the flush was not noticed");

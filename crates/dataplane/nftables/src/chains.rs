@@ -207,9 +207,7 @@ impl Builder<'_> {
 
         let kind = |kind: Kind| priority_is(KIND_MASK, kind as u32);
         let mut route = Vec::new();
-        if self.node.masquerade_all {
-            route.push(rule![kind(Kind::Internal), set_mark(self.mark)]);
-        } else if let Some(others) = self.pod_match(false) {
+        if let Some(others) = self.pod_match(false) {
             route.push(rule![kind(Kind::Internal), others, set_mark(self.mark)]);
         }
         route.push(rule![kind(Kind::External), set_mark(self.mark)]);

@@ -6,9 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use portwarden_model::{
-    Changes, Dataplane, Desired, Family, Isolated, NamespacedName, ProxiedService, Report, SyncError,
+    Changes, Count, Dataplane, Desired, Family, NamespacedName, Notification, ProxiedService, RefusedService,
+    Report, SyncError,
 };
 use portwarden_netlink::error::Rejected;
 use portwarden_netlink::nftables::{Client, Table, Transaction};
@@ -24,6 +26,8 @@ use write::Failed;
 
 /// The table, shared with kube-proxy: whoever comes later takes it over in one transaction.
 pub(crate) const TABLE: &str = "kube-proxy";
+/// Counts syncs that failed, under kube-proxy's name.
+const SYNC_FAILURES: &str = "sync_proxy_rules_nftables_sync_failures_total";
 const TABLE_COMMENT: &str = "rules of Portwarden";
 
 /// What only this mode has to know.
@@ -82,11 +86,11 @@ impl Nftables {
     fn sync_all(&mut self, desired: &Desired) -> Result<Report, Error> {
         let mut wanted: Wanted<'_> =
             desired.services().map(|(name, service)| (name, Some(service))).collect();
-        let mut isolated = Vec::new();
+        let mut refused = Vec::new();
         loop {
             match self.write_all(&desired.node, &wanted) {
-                Ok(written) => return Ok(Report { full: true, written, isolated, ..Report::default() }),
-                Err(failed) => match self.exclude(failed, &mut wanted, &mut isolated)? {
+                Ok(written) => return Ok(Report { full: true, written, refused, ..Report::default() }),
+                Err(failed) => match self.exclude(failed, &mut wanted, &mut refused)? {
                     Excluded::Some => {}
                     // The kernel does not say whose fault it is: write the rules alone, then find out with ever smaller groups.
                     Excluded::None(source) if wanted.is_empty() => {
@@ -96,8 +100,8 @@ impl Nftables {
                         let names: Vec<_> = std::mem::take(&mut wanted).into_iter().collect();
                         let written =
                             self.write_all(&desired.node, &wanted).map_err(|failed| self.fatal(failed))?;
-                        let written = written + self.write_groups(&names, &mut isolated)?;
-                        return Ok(Report { full: true, written, isolated, ..Report::default() });
+                        let written = written + self.write_groups(&names, &mut refused)?;
+                        return Ok(Report { full: true, written, refused, ..Report::default() });
                     }
                 },
             }
@@ -107,14 +111,14 @@ impl Nftables {
     fn sync_changes(&mut self, desired: &Desired, changes: &Changes) -> Result<Report, Error> {
         let mut wanted: Wanted<'_> =
             changes.services.iter().map(|name| (name, desired.service(name))).collect();
-        let mut isolated = Vec::new();
+        let mut refused = Vec::new();
         loop {
             match self.write_changes(changes.node.then_some(&desired.node), &wanted) {
-                Ok(written) => return Ok(Report { written, isolated, ..Report::default() }),
+                Ok(written) => return Ok(Report { written, refused, ..Report::default() }),
                 Err(Failed::Rejected(rejected, _)) if is_out_of_step(&rejected) => {
                     return self.sync_all(desired);
                 }
-                Err(failed) => match self.exclude(failed, &mut wanted, &mut isolated)? {
+                Err(failed) => match self.exclude(failed, &mut wanted, &mut refused)? {
                     Excluded::Some => {}
                     Excluded::None(_) => return self.sync_all(desired),
                 },
@@ -127,17 +131,17 @@ impl Nftables {
         &self,
         failed: Failed,
         wanted: &mut Wanted<'a>,
-        isolated: &mut Vec<Isolated>,
+        refused: &mut Vec<RefusedService>,
     ) -> Result<Excluded, Error> {
-        let culprits: Vec<Isolated> = match failed {
+        let culprits: Vec<RefusedService> = match failed {
             Failed::Fatal(error) => return Err(error),
-            Failed::Refused(service, reason) => vec![Isolated { service, reason }],
+            Failed::Refused(service, reason) => vec![RefusedService { service, reason }],
             Failed::Rejected(rejected, plan) => {
                 let found = rejected.failures.iter().filter_map(|failure| {
                     let service = plan.culprit(&failure.place)?.clone();
-                    Some(Isolated { service, reason: failure.to_string() })
+                    Some(RefusedService { service, reason: failure.to_string() })
                 });
-                let found: Vec<Isolated> = found.collect();
+                let found: Vec<RefusedService> = found.collect();
                 if found.is_empty() {
                     return Ok(Excluded::None(NetlinkError::Rejected(*rejected)));
                 }
@@ -146,7 +150,7 @@ impl Nftables {
         };
         for culprit in culprits {
             if wanted.remove(&culprit.service).is_some() {
-                isolated.push(culprit);
+                refused.push(culprit);
             }
         }
         Ok(Excluded::Some)
@@ -156,7 +160,7 @@ impl Nftables {
     fn write_groups(
         &mut self,
         names: &[(&NamespacedName, Option<&Arc<ProxiedService>>)],
-        isolated: &mut Vec<Isolated>,
+        refused: &mut Vec<RefusedService>,
     ) -> Result<usize, Error> {
         let wanted: Wanted<'_> = names.iter().copied().collect();
         match self.write_changes(None, &wanted) {
@@ -166,12 +170,14 @@ impl Nftables {
                 let reason = self.fatal(failed);
                 let reason =
                     std::error::Error::source(&reason).map_or(reason.to_string(), ToString::to_string);
-                isolated.extend(names.first().map(|(name, _)| Isolated { service: (*name).clone(), reason }));
+                refused.extend(
+                    names.first().map(|(name, _)| RefusedService { service: (*name).clone(), reason }),
+                );
                 Ok(0)
             }
             Err(_) => {
                 let (left, right) = names.split_at(names.len() / 2);
-                Ok(self.write_groups(left, isolated)? + self.write_groups(right, isolated)?)
+                Ok(self.write_groups(left, refused)? + self.write_groups(right, refused)?)
             }
         }
     }
@@ -198,33 +204,35 @@ enum Excluded {
 }
 
 impl Dataplane for Nftables {
-    fn mode(&self) -> &'static str {
-        "nftables"
+    fn families(&self) -> &[Family] {
+        std::slice::from_ref(&self.family)
     }
 
-    fn family(&self) -> Family {
-        self.family
-    }
-
-    fn sync(&mut self, desired: &Desired, changes: &Changes) -> Result<Report, SyncError> {
+    fn sync(&mut self, desired: &Desired, changes: &Changes, _now: Instant) -> Result<Report, SyncError> {
         let report = if changes.full || !self.in_step {
             self.sync_all(desired)
         } else {
             self.sync_changes(desired, changes)
         };
-        let unwatched = self.kernel.take_unwatched();
-        Ok(Report { unwatched, ..report? })
+        let missed_notifications = self.kernel.take_unwatched();
+        let mut report = report.map_err(|error| {
+            let counts = vec![Count::one(SYNC_FAILURES)];
+            SyncError { report: Report { counts, ..Report::default() }, ..SyncError::from(error) }
+        })?;
+        report.missed_notifications = missed_notifications;
+        Ok(report)
     }
 
-    fn watch_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.kernel.watch_fd())
+    fn watch_fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.kernel.watch_fd()]
     }
 
-    fn tampering(&mut self) -> Option<String> {
-        match self.kernel.tampering() {
+    fn poll(&mut self, _now: Instant) -> Vec<Notification> {
+        let found = match self.kernel.tampering() {
             Ok(found) => found,
             Err(error) => Some(format!("notifications cannot be read: {error}")),
-        }
+        };
+        found.map(|what| Notification::Tampered { family: self.family, what }).into_iter().collect()
     }
 }
 

@@ -1,6 +1,7 @@
 //! The conversation with the kernel: look at the table, commit, notice what others change.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -222,7 +223,7 @@ fn sticky_endpoint(element: &nftables::Element) -> Option<(List, u16, Backend)> 
     };
     let port = u16::from_be_bytes([*port.first()?, *port.get(1)?]);
     let entry = u16::try_from(entry & !crate::route::STICKY_LIST_MASK).ok()?;
-    Some((list, entry, Backend { ip, port, local: false }))
+    Some((list, entry, Backend::new(SocketAddr::new(ip, port), false)))
 }
 
 fn data(element: &nftables::Element) -> Option<&[u8]> {

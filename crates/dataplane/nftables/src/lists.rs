@@ -339,7 +339,7 @@ mod tests {
 
     fn pool(members: &std::collections::BTreeSet<u8>) -> Pool {
         let backends: Vec<Backend> =
-            members.iter().map(|n| Backend { ip: [10, 0, 0, *n].into(), port: 80, local: false }).collect();
+            members.iter().map(|n| Backend::new(([10, 0, 0, *n], 80).into(), false)).collect();
         Pool::new(&backends)
     }
 

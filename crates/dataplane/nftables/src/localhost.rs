@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use ipnet::IpNet;
-use portwarden_model::{Family, NodeView, Protocol};
+use portwarden_model::{Family, LoopbackNodePorts, NodeView, Protocol};
 use portwarden_netlink::nftables::{Client, Expr, TableId};
 
 use crate::chains::Chains;
@@ -25,9 +25,9 @@ const INPUT: &str = "input-checks";
 
 /// Adds the rules that refuse what nobody answers for: TCP only where the proxy does not listen.
 pub(crate) fn add(chains: &mut Chains, family: Family, node: &NodeView) {
-    let refused: &[Protocol] = match node.node_ports_name_loopback {
-        true => &[Protocol::Udp, Protocol::Sctp],
-        false => &Protocol::ALL,
+    let refused: &[Protocol] = match node.loopback_node_ports {
+        LoopbackNodePorts::Named => &[Protocol::Udp, Protocol::Sctp],
+        LoopbackNodePorts::Included | LoopbackNodePorts::Excluded => &Protocol::ALL,
     };
     let rules = refused.iter().flat_map(|protocol| refuse(*protocol)).collect();
     chains.chain(CHAIN, rules);

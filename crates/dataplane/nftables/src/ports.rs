@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use portwarden_model::{Exposure, Frontend, Masquerade, PoolKind, ProxiedPort, Verdict};
+use portwarden_model::{Exposure, Frontend, Masquerade, PoolKind, ProxiedPort, TrafficPolicy, Verdict};
 use portwarden_netlink::nftables::Image;
 
 use crate::chains::StickyClass;
@@ -49,12 +49,14 @@ pub(crate) fn needs_list(port: &ProxiedPort, kind: PoolKind) -> bool {
         frontend.from_elsewhere == Verdict::Forward(kind) || frontend.from_node == Verdict::Forward(kind)
     };
     let by_name = |frontend: &Frontend| kind == PoolKind::Local && is_split(frontend);
-    port.frontends.iter().any(|frontend| forwards(frontend) || by_name(frontend))
+    port.frontends.iter().filter(|f| f.is_allowed()).any(|frontend| forwards(frontend) || by_name(frontend))
 }
 
 /// Policy Local: traffic that starts on this node goes elsewhere than other traffic.
 fn is_split(frontend: &Frontend) -> bool {
-    frontend.masquerade == Masquerade::FromHost && matches!(frontend.from_node, Verdict::Forward(_))
+    frontend.exposure != Exposure::ClusterIp
+        && frontend.policy == TrafficPolicy::Local
+        && matches!(frontend.from_node, Verdict::Forward(_))
 }
 
 /// One element of a set or map, apart from those of lists.
@@ -92,7 +94,7 @@ pub(crate) fn items(port: &ProxiedPort, state: &PortState, class: &dyn Fn(Sticky
     let route = |list: &ListState, kind: Kind| {
         Image::new().number(list.list.route(class_of(port, list, linked, class), kind))
     };
-    for frontend in port.frontends.iter().filter(|frontend| !frontend.shadowed) {
+    for frontend in port.active_frontends() {
         items.extend(frontend_item(port, frontend, state, &route));
         items.extend(refusal(port, frontend));
         items.extend(firewall(port, frontend));
@@ -135,8 +137,8 @@ fn frontend_item(
 ) -> Option<Item> {
     let (kind, pool) = match (frontend.from_elsewhere, frontend.masquerade) {
         _ if is_split(frontend) => (Kind::ExternalLocal, PoolKind::Local),
-        (Verdict::Forward(pool), _) if frontend.exposure == Exposure::ClusterIp => (Kind::Internal, pool),
-        (Verdict::Forward(pool), _) => (Kind::External, pool),
+        (Verdict::Forward(pool), Masquerade::Always) => (Kind::External, pool),
+        (Verdict::Forward(pool), _) => (Kind::Internal, pool),
         (Verdict::Reject | Verdict::Drop, _) => return None,
     };
     let list = state.list(pool)?;

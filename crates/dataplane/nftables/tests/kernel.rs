@@ -140,9 +140,9 @@ fn a_service_that_cannot_be_written_does_not_hold_up_the_others() {
     let many: Vec<String> = (0..17_000u32).map(|n| format!("10.200.{}.{}", n / 250, n % 250 + 1)).collect();
     node.endpoints("huge", &many);
     let report = node.sync();
-    assert_eq!(report.v4.isolated.len(), 1, "{report:?}");
-    assert_eq!(report.v4.isolated[0].service.to_string(), "demo/huge");
-    assert!(report.v4.isolated[0].reason.contains("17000"), "{report:?}");
+    assert_eq!(report.v4.refused.len(), 1, "{report:?}");
+    assert_eq!(report.v4.refused[0].service.to_string(), "demo/huge");
+    assert!(report.v4.refused[0].reason.contains("17000"), "{report:?}");
     assert!(node.topology.outside().tcp("10.96.0.1:80".parse().unwrap()).unwrap().is_answered());
 }
 
@@ -153,7 +153,7 @@ fn others_at_work_during_a_large_change_are_suspected() {
     let many: Vec<String> = (0..900).map(|n| format!("10.245.{}.{}", n / 250, n % 250 + 1)).collect();
     node.service(web("10.96.0.1", json!({})));
     node.endpoints("web", &many);
-    assert!(!node.sync().v4.unwatched, "nobody else was there");
+    assert!(!node.sync().v4.missed_notifications, "nobody else was there");
     let inside = node.topology.node().namespace().clone();
     let over = AtomicBool::new(false);
     let others = || {
@@ -174,13 +174,13 @@ fn others_at_work_during_a_large_change_are_suspected() {
         scope.spawn(others);
         let suspected = wait::until(Duration::from_secs(20), "a suspicion", || {
             node.restart();
-            node.sync().v4.unwatched.then_some(())
+            node.sync().v4.missed_notifications.then_some(())
         });
         over.store(true, Ordering::Relaxed);
         suspected.unwrap();
     });
     node.restart();
-    assert!(!node.sync().v4.unwatched);
+    assert!(!node.sync().v4.missed_notifications);
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn owners(cluster: &Cluster) -> Vec<String> {
         .desired(Family::V4)
         .ports()
         .flat_map(|port| port.frontends.iter().map(move |frontend| (port, frontend)))
-        .filter(|(_, frontend)| !frontend.shadowed)
+        .filter(|(_, frontend)| frontend.is_active())
         .map(|(port, f)| {
             let ip = f.ip.map_or("node".to_owned(), |ip| ip.to_string());
             format!("{} {:?} {ip}:{}", port.name, f.exposure, f.port)
@@ -69,7 +69,7 @@ fn other_ports_and_protocols_are_no_conflict() {
         s.spec.ports = vec![service_port("udp", "UDP", 80), service_port("tcp", "TCP", 81)];
     });
     let cluster = cluster(&[&tcp, &udp]);
-    assert!(cluster.desired(Family::V4).ports().all(|p| p.frontends.iter().all(|f| !f.shadowed)));
+    assert!(cluster.desired(Family::V4).ports().all(|p| p.frontends.iter().all(|f| f.is_active())));
 }
 
 #[test]

@@ -37,6 +37,8 @@ pub struct Cluster {
     store: Store,
     lists: Lists,
     host_addresses: Box<[IpAddr]>,
+    /// The Node's object is gone; what it said is retained.
+    node_deleted: bool,
     /// The Node's zone, as all Services were last worked out with.
     zone: Option<Name>,
     families: PerFamily<State>,
@@ -71,6 +73,7 @@ impl Cluster {
             store: Store::default(),
             lists: Lists::default(),
             host_addresses: Box::default(),
+            node_deleted: false,
             zone: None,
             families,
         }
@@ -91,13 +94,12 @@ impl Cluster {
             Event::SliceApplied(slice) => self.apply_slice(slice),
             Event::SliceDeleted(name) => self.delete_slice(&name),
             Event::NodeApplied(node) if node.name == self.settings.node_name => {
-                let changed = self.store.apply_node(node, self.lists.generation(Kind::Node));
+                let changed =
+                    self.store.apply_node(node, self.lists.generation(Kind::Node)) | self.node_deleted;
+                self.node_deleted = false;
                 self.refresh_if(changed)
             }
-            Event::NodeDeleted(name) if name == self.settings.node_name => {
-                let changed = self.store.delete_node();
-                self.refresh_if(changed)
-            }
+            Event::NodeDeleted(name) if name == self.settings.node_name => self.retain_deleted_node(),
             Event::NodeApplied(_) | Event::NodeDeleted(_) => false,
             Event::ServiceCidrApplied(cidr) => {
                 let changed = self.store.apply_service_cidr(cidr, self.lists.generation(Kind::ServiceCidr));
@@ -150,7 +152,8 @@ impl Cluster {
         if self.settings != settings {
             if self.settings.node_name != settings.node_name {
                 // What we know is about another Node; the source will bring ours.
-                self.store.delete_node();
+                self.store.forget_node();
+                self.node_deleted = false;
             }
             self.settings = settings;
             self.touch_everything();
@@ -173,7 +176,12 @@ impl Cluster {
         self.store.node().is_some_and(|node| node.eligible)
     }
 
-    /// The own Node, once known.
+    /// Whether the own Node was known once and then deleted.
+    pub fn is_node_deleted(&self) -> bool {
+        self.node_deleted
+    }
+
+    /// The own Node, once known; a deleted one as it was last, but not eligible.
     pub fn node(&self) -> Option<&Node> {
         self.store.node()
     }
@@ -282,8 +290,7 @@ impl Cluster {
                 }
             }
             Kind::Node => {
-                let gone = self.store.node_unseen(generation) && self.store.delete_node();
-                changed = self.refresh_if(gone);
+                changed = self.store.node_unseen(generation) && self.retain_deleted_node();
             }
             Kind::ServiceCidr => {
                 for name in self.store.unseen_service_cidrs(generation) {
@@ -292,6 +299,13 @@ impl Cluster {
             }
         }
         changed
+    }
+
+    /// A deleted Node keeps its address and zone for us, and is no longer eligible for new traffic: forgetting the address would open node ports
+    /// that answer on it alone to every address of the host, while its pods still run.
+    fn retain_deleted_node(&mut self) -> bool {
+        self.node_deleted = self.store.node().is_some();
+        self.store.retain_node_as_ineligible()
     }
 
     fn touch_if(&mut self, changed: bool, name: &NamespacedName) -> bool {
@@ -349,7 +363,7 @@ impl Cluster {
 
 /// Whether the difference between two views can change what any Service gets.
 fn services_depend(new: &NodeView, old: &NodeView) -> bool {
-    new.ip != old.ip || new.pod_traffic != old.pod_traffic || new.masquerade_all != old.masquerade_all
+    new.ip != old.ip || new.pod_traffic != old.pod_traffic
 }
 
 impl State {
@@ -375,6 +389,7 @@ impl State {
         old.ports.iter().filter(|port| port.protocol() == Protocol::Udp).flat_map(|port| {
             port.frontends
                 .iter()
+                .filter(|frontend| frontend.is_allowed())
                 .map(|frontend| Key { ip: frontend.ip, port: frontend.port, protocol: Protocol::Udp })
                 .filter(|key| !self.claims.is_claimed(key))
                 .map(|key| GoneFrontend { ip: key.ip, port: key.port, protocol: key.protocol })

@@ -115,8 +115,13 @@ impl Store {
         changed
     }
 
-    pub(super) fn delete_node(&mut self) -> bool {
-        self.node.take().is_some()
+    pub(super) fn forget_node(&mut self) {
+        self.node = None;
+    }
+
+    /// Returns whether there was an eligible Node.
+    pub(super) fn retain_node_as_ineligible(&mut self) -> bool {
+        self.node.as_mut().is_some_and(|(node, _)| std::mem::replace(&mut node.eligible, false))
     }
 
     pub(super) fn apply_service_cidr(&mut self, cidr: ServiceCidr, seen: u32) -> bool {

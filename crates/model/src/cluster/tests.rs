@@ -216,7 +216,7 @@ fn a_new_list_replaces_the_old_one_without_a_gap() {
     let changes = cluster.resolve().v4;
     assert_eq!(pool(&cluster), "B");
     assert!(changes.node && changes.services == [demo("web")].into());
-    assert_eq!(cluster.node(), None);
+    assert!(cluster.is_node_deleted() && !cluster.is_node_eligible(), "a deleted Node keeps its address");
     let cidrs: Vec<_> =
         cluster.desired(Family::V4).node.service_cidrs.iter().map(ToString::to_string).collect();
     assert_eq!(cidrs, ["10.97.0.0/16"]);
@@ -319,7 +319,7 @@ fn other_settings_work_everything_out_anew() {
     let masquerade_all = Settings { masquerade_all: true, ..settings() };
     cluster.set_settings(masquerade_all.clone());
     let changes = cluster.resolve().v4;
-    assert!(changes.node && changes.services.contains(&demo("web")));
+    assert!(changes.services.contains(&demo("web")));
     cluster.set_settings(masquerade_all);
     assert!(cluster.resolve().v4.is_empty());
     cluster.set_settings(Settings::new("renamed"));
@@ -416,4 +416,25 @@ fn the_totals_follow_every_change() {
     assert_eq!(cluster.desired(Family::V4).totals().endpoints, 1);
     changed(&mut cluster, &[Event::ServiceDeleted(demo("web"))]);
     assert_eq!(cluster.desired(Family::V4).totals(), crate::Totals::default());
+}
+
+/// Forgetting the address would open node ports that answer on it alone to every address of the host.
+#[test]
+fn a_deleted_node_is_retained_but_not_eligible() {
+    let mut cluster = cluster(&[&node(|_| {})]);
+    let name = cluster.settings().node_name.clone();
+    let ip = cluster.desired(Family::V4).node.ip;
+    assert!(cluster.is_node_eligible() && !cluster.is_node_deleted());
+    assert!(cluster.apply(Event::NodeDeleted(name.clone())));
+    assert!(!cluster.is_node_eligible() && cluster.is_node_deleted());
+    assert!(!cluster.resolve().v4.node);
+    assert_eq!(cluster.desired(Family::V4).node.ip, ip);
+    assert!(!cluster.apply(Event::NodeDeleted(name)), "once is enough");
+    let again = crate::object::Node::from_manifest(&{
+        let mut node = manifest::Node::default();
+        node.metadata.name = cluster.settings().node_name.to_string();
+        node
+    });
+    assert!(cluster.apply(Event::NodeApplied(again.0)));
+    assert!(cluster.is_node_eligible() && !cluster.is_node_deleted());
 }

@@ -105,7 +105,7 @@ fn every_reason_of_a_frontend() {
     let twin = service(|s| s.metadata.name = "alias".to_owned());
     let port = explain(&cluster(&[&service(|_| {}), &twin]));
     assert_eq!(port.frontends[0].from_node, FrontendReason::TakenByAnother);
-    assert!(port.frontends[0].frontend.shadowed);
+    assert_eq!(port.frontends[0].frontend.admission, Admission::Shadowed);
 }
 
 /// What is said to be used is what is in the pools, and what frontends say is what they do.

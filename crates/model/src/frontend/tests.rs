@@ -3,7 +3,9 @@
 use ipnet::IpNet;
 
 use crate::cluster::Cluster;
-use crate::desired::{Exposure, Frontend, HealthCheck, Masquerade, PoolKind, ProxiedPort, Verdict};
+use crate::desired::{
+    Admission, Exposure, Frontend, HealthCheck, Masquerade, PoolKind, ProxiedPort, Verdict,
+};
 use crate::ip::{Family, parse_cidr};
 use crate::manifest;
 use crate::sample::{
@@ -229,13 +231,27 @@ fn easy_to_miss_04_serving_alone_keeps_udp_flows_alive() {
     let given = slice("web-1", "A S, B R, C T, D ST", |s| s.ports = vec![slice_port("dns", "UDP", 53)]);
     let cluster = cluster(&[&udp, &given]);
     let port = web_port(&cluster, Family::V4);
-    assert_eq!((letters(&port.cluster), letters(&port.serving)), ("B".to_owned(), "A B D".to_owned()));
+    let serving: Vec<_> = port.endpoints.iter().filter(|backend| backend.conditions.serving).collect();
+    assert_eq!(
+        (letters(&port.cluster), letters(&crate::pool::Pool::new(&serving))),
+        ("B".to_owned(), "A B D".to_owned())
+    );
 }
 
 #[test]
-fn only_udp_ports_need_to_know_who_is_serving() {
-    let cluster = cluster(&[&service(|_| {}), &slice("web-1", "A R", |_| {})]);
-    assert!(web_port(&cluster, Family::V4).serving.is_empty());
+fn all_endpoints_are_known_with_their_state_whether_used_or_not() {
+    let cluster = cluster(&[&service(|_| {}), &slice("web-1", "A R, B S, C ST L, D T", |_| {})]);
+    let port = web_port(&cluster, Family::V4);
+    assert_eq!((letters(&port.cluster), letters(&port.endpoints)), ("A".to_owned(), "A B C D".to_owned()));
+    let state = |index: usize| {
+        let backend = port.endpoints.get(index).expect("four endpoints");
+        let conditions = backend.conditions;
+        (conditions.ready, conditions.serving, conditions.terminating, backend.local, backend.weight)
+    };
+    assert_eq!(state(0), (true, true, false, false, 1));
+    assert_eq!(state(1), (false, true, false, false, 1));
+    assert_eq!(state(2), (false, true, true, true, 1));
+    assert_eq!(state(3), (false, false, true, false, 1));
 }
 
 #[test]
@@ -247,7 +263,7 @@ fn equal_pools_are_stored_once() {
     let given = slice("web-1", "A R L, B R L", |s| s.ports = vec![slice_port("http", "UDP", 53)]);
     let cluster = cluster(&[&udp, &given]);
     let port = web_port(&cluster, Family::V4);
-    assert!(port.cluster.shares_with(&port.local) && port.cluster.shares_with(&port.serving));
+    assert!(port.cluster.shares_with(&port.local) && port.cluster.shares_with(&port.endpoints));
 }
 
 #[test]
@@ -295,8 +311,8 @@ fn easy_to_miss_34_forbidden_external_addresses_still_make_a_port_external() {
     let settings = Settings { allow_external_ips: false, ..settings() };
     let cluster: Cluster = cluster_with(settings, &[&external, &slice("web-1", "A R L, B R", |_| {})]);
     let port = web_port(&cluster, Family::V4);
-    assert_eq!(port.frontends.len(), 1, "no frontend for it");
-    let withheld = port.withheld.as_ref().expect("what it would be is known");
-    assert_eq!(withheld.from_elsewhere, Verdict::Forward(PoolKind::Local));
+    assert_eq!(port.active_frontends().count(), 1, "nothing leads to the other one");
+    assert_eq!(port.frontends[1].admission, Admission::NotAllowed);
+    assert_eq!(port.frontends[1].from_elsewhere, Verdict::Forward(PoolKind::Local));
     assert_eq!((letters(&port.cluster), letters(&port.local)), ("A B".to_owned(), "A".to_owned()));
 }

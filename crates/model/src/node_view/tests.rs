@@ -83,20 +83,21 @@ fn a_loopback_node_address_is_not_primary() {
 /// Section 10, properties.
 #[test]
 fn loopback_can_be_included_or_named() {
+    use crate::desired::LoopbackNodePorts::{Excluded, Included, Named};
     let loopback = |family: Family, given: &[&str]| {
         let settings = Settings { node_port_addresses: ranges(given), ..settings() };
         let view = view(family, &settings, None);
-        (view.node_ports_on_loopback, view.node_ports_name_loopback)
+        view.loopback_node_ports
     };
-    assert_eq!(loopback(Family::V4, &[]), (true, false));
-    assert_eq!(loopback(Family::V4, &["0.0.0.0/0"]), (true, false), "everything does not name loopback");
-    assert_eq!(loopback(Family::V4, &["64.0.0.0/2"]), (true, false), "it contains 127.0.0.0");
-    assert_eq!(loopback(Family::V4, &["127.0.0.1/32"]), (true, true));
-    assert_eq!(loopback(Family::V4, &["0.0.0.0/0", "127.0.0.0/8"]), (true, true), "at any position");
-    assert_eq!(loopback(Family::V4, &["192.0.2.0/24"]), (false, false));
-    assert_eq!(loopback(Family::V6, &["::1/128"]), (true, true));
-    assert_eq!(loopback(Family::V6, &["2001:db8::/64"]), (false, false));
-    assert_eq!(loopback(Family::V6, &["localhost"]), (true, true));
+    assert_eq!(loopback(Family::V4, &[]), Included);
+    assert_eq!(loopback(Family::V4, &["0.0.0.0/0"]), Included, "everything does not name loopback");
+    assert_eq!(loopback(Family::V4, &["64.0.0.0/2"]), Included, "it contains 127.0.0.0");
+    assert_eq!(loopback(Family::V4, &["127.0.0.1/32"]), Named);
+    assert_eq!(loopback(Family::V4, &["0.0.0.0/0", "127.0.0.0/8"]), Named, "at any position");
+    assert_eq!(loopback(Family::V4, &["192.0.2.0/24"]), Excluded);
+    assert_eq!(loopback(Family::V6, &["::1/128"]), Named);
+    assert_eq!(loopback(Family::V6, &["2001:db8::/64"]), Excluded);
+    assert_eq!(loopback(Family::V6, &["localhost"]), Named);
 }
 
 /// Section 5.5, first rows.

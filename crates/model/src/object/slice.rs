@@ -17,7 +17,7 @@ use crate::problem::{Problem, Problems};
 use crate::timestamp::Timestamp;
 
 /// The state of an endpoint, as given: nothing is derived from anything else.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Conditions {
     /// Takes traffic.
     pub ready: bool,

@@ -22,7 +22,8 @@ fn has_udp(desired: &Desired, name: &NamespacedName) -> bool {
 /// Where UDP can be sent to.
 fn udp_frontends(desired: &Desired) -> BTreeSet<(Option<IpAddr>, u16)> {
     let ports = desired.ports().filter(|port| port.protocol() == Protocol::Udp);
-    ports.flat_map(|port| port.frontends.iter().map(|f| (f.ip, f.port))).collect()
+    let allowed = ports.flat_map(|port| port.frontends.iter().filter(|frontend| frontend.is_allowed()));
+    allowed.map(|frontend| (frontend.ip, frontend.port)).collect()
 }
 
 proptest! {

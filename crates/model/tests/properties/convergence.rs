@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use portwarden_model::{Cluster, Event, Kind, PerFamily, Settings};
-use portwarden_testkit::strategies::{Shape, host_addresses, objects, settings};
+use portwarden_testkit::strategies::{Shape, host_addresses, settings};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use crate::server::{Change, Server, desired, feed, histories};
+use crate::server::{Change, Server, changes, desired, feed, histories};
 
 /// A cluster that learns of the final objects only, each once, and resolves once.
 fn from_scratch(settings: &Settings, server: &Server, host: &[IpAddr]) -> Cluster {
@@ -33,8 +33,7 @@ enum Moment {
 
 fn lives() -> impl Strategy<Value = Vec<Moment>> {
     let kinds = || proptest::sample::select(Kind::ALL.to_vec());
-    let change = (objects(&Shape::default()), prop::bool::weighted(0.2))
-        .prop_map(|(object, gone)| if gone { Change::Delete(object) } else { Change::Write(object) });
+    let change = changes(&Shape::default());
     let moment = prop_oneof![
         10 => (change, 1..3usize).prop_map(|(change, times)| Moment::Write(Box::new(change), times)),
         1 => kinds().prop_map(Moment::Break),

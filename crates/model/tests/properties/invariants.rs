@@ -15,9 +15,9 @@ use crate::server::{Change, feed, histories};
 fn check_claims(desired: &Desired) {
     let mut owners: BTreeMap<_, usize> = BTreeMap::new();
     for port in desired.ports() {
-        for frontend in &port.frontends {
+        for frontend in port.frontends.iter().filter(|frontend| frontend.is_allowed()) {
             let key = (frontend.ip, frontend.port, port.protocol());
-            *owners.entry(key).or_default() += usize::from(!frontend.shadowed);
+            *owners.entry(key).or_default() += usize::from(frontend.is_active());
         }
     }
     for (place, count) in owners {
@@ -39,7 +39,7 @@ fn check_port(port: &ProxiedPort, family: Family) {
             }
         }
     }
-    for pool in [&port.cluster, &port.local, &port.serving] {
+    for pool in [&port.cluster, &port.local, &port.endpoints] {
         check_pool(pool, family);
     }
     assert!(port.local.iter().all(|backend| backend.local));
@@ -49,7 +49,7 @@ fn check_port(port: &ProxiedPort, family: Family) {
     assert!(reachable.is_sorted());
     assert_eq!(reachable.len(), both.len());
     assert!(reachable.iter().all(|address| both.contains(address)));
-    assert!(port.endpoint_count >= both.len());
+    assert!(both.iter().all(|address| port.endpoints.iter().any(|b| b.address().to_string() == *address)));
 }
 
 /// One family, in the order of the text, each endpoint once.
@@ -62,7 +62,7 @@ fn check_pool(pool: &Pool, family: Family) {
 fn check_totals(desired: &Desired) {
     let mut totals = Totals::default();
     for port in desired.ports() {
-        totals.endpoints += port.endpoint_count;
+        totals.endpoints += port.endpoints.len();
         totals.no_local_internal += usize::from(port.no_local_internal);
         totals.no_local_external += usize::from(port.no_local_external);
     }
@@ -81,7 +81,7 @@ fn check_explanation(explanation: &Explanation, ports: &[ProxiedPort]) {
         assert_eq!(explained.name, port.name);
         assert_eq!(used(|e| e.cluster), pool(PoolKind::Cluster));
         assert_eq!(used(|e| e.local), pool(PoolKind::Local));
-        assert!(explained.endpoints.is_empty() || explained.endpoints.len() == port.endpoint_count);
+        assert!(explained.endpoints.is_empty() || explained.endpoints.len() == port.endpoints.len());
         assert!(explained.frontends.iter().map(|f| &f.frontend).eq(port.frontends.iter()));
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use portwarden_iptables::IptablesDataplane;
-use portwarden_model::{Dataplane, Family, PerFamily};
+use portwarden_model::{Dataplane, FULL_SYNC_INTERVAL, Family, PerFamily};
 use portwarden_nftables::{Nftables, Watch};
 use portwarden_xtables::{Programs, Variant};
 use tracing::{debug, info};
@@ -13,7 +13,6 @@ use tracing::{debug, info};
 use super::ipvs;
 use crate::config::gates::Feature;
 use crate::config::{Config, ExcludedRanges, Mode};
-use crate::engine;
 use crate::host::{FamilySupport, has_ipv6};
 use crate::metrics::{ModeMetrics, PacketCounter};
 
@@ -52,7 +51,7 @@ pub(super) fn build(config: &Config, support: FamilySupport) -> anyhow::Result<V
     let least =
         config.fixed_min_sync_period().map_or_else(|| "adaptive".to_owned(), |time| format!("{time:?}"));
     debug!(
-        minSyncPeriod = least, syncPeriod = ?config.pacing.sync_period, maxSyncPeriod = ?engine::FULL_EVERY,
+        minSyncPeriod = least, syncPeriod = ?config.pacing.sync_period, maxSyncPeriod = ?FULL_SYNC_INTERVAL,
         "{} sync params", config.mode.as_str()
     );
     let failed = |family: Family| format!("cannot create the {} proxier for {family}", config.mode.as_str());

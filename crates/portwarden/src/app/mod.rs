@@ -28,7 +28,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use portwarden_model::{DetectLocal, Family, PacerConfig, PerFamily, PodTraffic};
+use portwarden_model::{DetectLocal, Family, LoopbackNodePorts, PacerConfig, PerFamily, PodTraffic};
 use portwarden_source::kubernetes::{NewEvent, Regarding, Severity};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -36,8 +36,8 @@ use tracing::{debug, error, info, warn};
 
 use crate::config::{self, Config, NodeFacts, Notice, Source};
 use crate::engine::{
-    self, Check, ConntrackFlows, Engine, EngineError, Handle, Message, Moment, NodeWait, Outlets, Parts,
-    Published, Retire,
+    self, Check, ConntrackFlows, Engine, EngineError, EngineOutputs, EngineReceivers, Handle, Message,
+    Moment, NodeWait, Parts, RemoveLeftovers,
 };
 use crate::events::Events;
 use crate::flags::{Flags, Program};
@@ -106,19 +106,20 @@ impl App {
         localhost::show_rejected(config, &metrics.loopback)?;
         let health = SharedHealth::new(config.pacing.sync_period);
         let events = Events::default();
-        let (mut published, outlets) = Published::new(1000);
-        published.serve_loopback(localhost::proxied(config));
+        let (mut outputs, receivers) = EngineOutputs::new(1000);
+        outputs.serve_loopback(localhost::proxied(config));
         let (engine, engine_ended) = start_engine(Parts {
             settings: config.model_settings(&node, started.wall),
+            words: config.mode.words(),
             dataplanes: dataplanes::build(config, families)?,
             pacing: pacing(config),
             node_wait: node_wait(config),
-            retire: Some(retire_others(config)),
+            remove_leftovers: Some(remove_leftovers_of_others(config)),
             check: check_against_node(config.clone(), families),
             flows: Box::new(ConntrackFlows::default()),
             health: health.clone(),
             metrics: metrics.clone(),
-            published,
+            outputs,
             clock: Box::new(Moment::now),
         })?;
         let servers = match Servers::start(&order, &health, &metrics, &logs).await {
@@ -128,12 +129,12 @@ impl App {
                 return Err(error.into());
             }
         };
-        engine::tell_waiting();
+        engine::log_waiting_for_caches();
         let source =
             RunningSource::start(config, &node, &order.version, &engine, &metrics.rest_client).await?;
         events.attach(&node, source.recorder());
         let mut tasks = JoinSet::new();
-        start_followers(&mut tasks, outlets, &node, &health, &metrics, &events);
+        start_followers(&mut tasks, receivers, &node, &health, &metrics, &events);
         events.started();
         tell_deprecations(&order.notices, &events);
         Ok(App {
@@ -216,7 +217,9 @@ pub fn prepare_host(config: &Config) -> anyhow::Result<()> {
 pub fn prepare_only(config: &Config) -> anyhow::Result<()> {
     prepare_host(config)?;
     for dataplane in dataplanes::build(config, dataplanes::families(config.mode)?)? {
-        info!(ipFamily = %dataplane.family(), "System initialized and --init-only specified");
+        for family in dataplane.families() {
+            info!(ipFamily = %family, "System initialized and --init-only specified");
+        }
     }
     if localhost::wanted(config) {
         localhost::tell();
@@ -267,7 +270,10 @@ fn check_against_node(config: Config, families: FamilySupport) -> Check {
             info!(ip = %facts.ips[primary], "Can't determine this node's IP, assuming loopback; if this is incorrect, please set the --bind-address flag");
         }
         let v4 = &cluster.desired(Family::V4).node;
-        if families.0.v4 && localhost::allowed(&config) && v4.node_ports_on_loopback {
+        if families.0.v4
+            && localhost::allowed(&config)
+            && v4.loopback_node_ports != LoopbackNodePorts::Excluded
+        {
             localhost::tell();
         }
         if cluster.desired(primary).node.pod_traffic == PodTraffic::Unknown {
@@ -338,7 +344,7 @@ fn tell_deprecations(notices: &[Notice], events: &Events) {
 }
 
 /// Removes what other modes, and kube-proxy in other modes, left behind. Ours is in force by then, so no connection is lost.
-fn retire_others(config: &Config) -> Retire {
+fn remove_leftovers_of_others(config: &Config) -> RemoveLeftovers {
     let config = config.clone();
     Box::new(move || {
         for error in clean_up(Some(config.mode), &config) {
@@ -372,7 +378,7 @@ fn start_engine(parts: Parts) -> anyhow::Result<(Handle, oneshot::Receiver<Resul
 /// Starts what follows the engine's findings.
 fn start_followers(
     tasks: &mut JoinSet<()>,
-    outlets: Outlets,
+    receivers: EngineReceivers,
     node: &str,
     health: &SharedHealth,
     metrics: &Metrics,
@@ -384,11 +390,11 @@ fn start_followers(
         node: node.to_owned(),
         turned_away: metrics.own.refused_connections.with_label_values(&["service health"]),
     };
-    tasks.spawn(ServicePorts::new(context).follow(outlets.health_checks));
+    tasks.spawn(ServicePorts::new(context).follow(receivers.health_checks));
     let context = LoopbackContext {
         metrics: metrics.loopback.clone(),
         turned_away: metrics.own.refused_connections.with_label_values(&["localhost nodeports"]),
     };
-    tasks.spawn(LoopbackProxy::new(context).follow(outlets.loopback_ports));
-    tasks.spawn(notices::forward(outlets.notices, events.clone()));
+    tasks.spawn(LoopbackProxy::new(context).follow(receivers.loopback_ports));
+    tasks.spawn(notices::forward(receivers.notices, events.clone()));
 }

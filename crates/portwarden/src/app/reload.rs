@@ -6,8 +6,8 @@ use anyhow::Context;
 use tracing::{error, info, warn};
 
 use super::{
-    App, RunningSource, check_against_node, dataplanes, localhost, pacing, prepare_host, retire_others,
-    set_oom_score, tell,
+    App, RunningSource, check_against_node, dataplanes, localhost, pacing, prepare_host,
+    remove_leftovers_of_others, set_oom_score, tell,
 };
 use crate::config::{self, Config, Part, Plan, reload_plan};
 use crate::engine::{Message, Reconfiguration, Replacement};
@@ -87,7 +87,7 @@ impl App {
     /// What is wrong with the configuration on this very node is told; rules in force are no reason to end.
     fn check(&self, config: &Config) {
         let check = check_against_node(config.clone(), self.families);
-        self.engine.send(Message::Look(Box::new(move |cluster| {
+        self.engine.send(Message::Inspect(Box::new(move |cluster| {
             if let Err(error) = check(cluster) {
                 error!(err = error, "Kube-proxy configuration may be incomplete or incorrect");
             }
@@ -118,7 +118,11 @@ impl App {
         localhost::show_rejected(config, &self.metrics.loopback)?;
         self.families = families;
         let other_mode = config.mode != self.order.config.mode;
-        Ok(Replacement { dataplanes, retire: other_mode.then(|| retire_others(config)) })
+        Ok(Replacement {
+            words: config.mode.words(),
+            dataplanes,
+            remove_leftovers: other_mode.then(|| remove_leftovers_of_others(config)),
+        })
     }
 
     fn count_reload(&self, result: &str) {

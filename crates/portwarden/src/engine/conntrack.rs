@@ -2,12 +2,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use portwarden_model::{Changes, Desired, Family, Flow, Protocol, StaleFlows, SyncError};
+use portwarden_model::{Changes, Desired, Family, Flow, Protocol, StaleFlows};
 use portwarden_netlink::IpFamily;
 use portwarden_netlink::conntrack::{self, Conntrack};
 use portwarden_netlink::socket::Consistency;
 
-use super::flows::Flows;
+use super::flows::{Flows, FlowsError};
 
 /// Why flows may be left that should be gone.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +31,7 @@ pub struct ConntrackFlows {
 }
 
 impl Flows for ConntrackFlows {
-    fn clean(&mut self, desired: &Desired, changes: &Changes, host: &[IpAddr]) -> Result<usize, SyncError> {
+    fn clean(&mut self, desired: &Desired, changes: &Changes, host: &[IpAddr]) -> Result<usize, FlowsError> {
         let Some(stale) = StaleFlows::after(changes, desired, host) else { return Ok(0) };
         let result = self.delete(desired.family, &stale);
         if result.is_err() {

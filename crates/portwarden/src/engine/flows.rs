@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use portwarden_model::{Changes, Cluster, Desired, Family, GoneFrontend, PerFamily, SyncError};
+use portwarden_model::{Changes, Cluster, Desired, Family, GoneFrontend, PerFamily};
 use tracing::{debug, error};
 
 use super::clock::Moment;
@@ -13,10 +13,13 @@ use crate::metrics::Metrics;
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(60);
 
+/// Why stale flows could not be removed.
+pub type FlowsError = Box<dyn std::error::Error + Send + Sync>;
+
 /// Removes stale flows of one family from the kernel.
 pub trait Flows: Send {
     /// Removes flows that are stale after these changes, on a host with these addresses. Returns how many there were.
-    fn clean(&mut self, desired: &Desired, changes: &Changes, host: &[IpAddr]) -> Result<usize, SyncError>;
+    fn clean(&mut self, desired: &Desired, changes: &Changes, host: &[IpAddr]) -> Result<usize, FlowsError>;
 }
 
 /// Remembers what is to be cleaned until it is.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use portwarden_model::{
-    Changes, Desired, Exposure, NamespacedName, Pool, PortName, Protocol, ProxiedPort, ProxiedService,
-    Verdict,
+    Changes, Desired, Exposure, LoopbackNodePorts, NamespacedName, Pool, PortName, Protocol, ProxiedPort,
+    ProxiedService, Verdict,
 };
 
 /// Those of one family.
@@ -43,7 +43,7 @@ impl LoopbackPorts {
 
     /// Takes over what a sync brought to the kernel. Returns whether anything differs.
     pub(super) fn update(&mut self, desired: &Desired, changes: &Changes) -> bool {
-        let served = desired.node.node_ports_name_loopback;
+        let served = desired.node.loopback_node_ports == LoopbackNodePorts::Named;
         if !served {
             return self.clear();
         }
@@ -79,7 +79,7 @@ fn ports(service: &ProxiedService) -> Vec<LoopbackPort> {
 }
 
 fn node_port(port: &ProxiedPort) -> Option<LoopbackPort> {
-    let frontend = port.frontends.iter().find(|f| f.exposure == Exposure::NodePort && !f.shadowed)?;
+    let frontend = port.frontends.iter().find(|f| f.exposure == Exposure::NodePort && f.is_active())?;
     // The way from elsewhere: traffic that starts here would know no policy Local.
     let Verdict::Forward(pool) = frontend.from_elsewhere else { return None };
     Some(LoopbackPort {

@@ -1,4 +1,4 @@
-//! The engine: takes in what the source tells, works out what follows, and brings the kernel to it.
+//! The engine: takes in events from the source, resolves what follows, and brings the kernel to it.
 //!
 //! It runs on a thread of its own (see [`run`]), because everything it does with the kernel blocks. Time comes from a [`Clock`] and the
 //! kernel from [`Dataplane`]s, so that tests decide about both.
@@ -7,65 +7,66 @@
 //! |---|---|
 //! | `inbox.rs` | the way in: messages, and a descriptor to sleep on |
 //! | `run.rs` | the loop of the thread |
-//! | `arrivals.rs` | events on their way into the cluster: counting, the Node's special cases |
-//! | `waiting.rs` | what the first sync waits for, in the log |
-//! | `lane.rs` | one family: what waits, when it may go, retries |
-//! | `lanes.rs` | the families together, and the change from one mode to another |
-//! | `isolation.rs` | Services that the kernel refuses |
-//! | `repair.rs` | putting back what others changed |
+//! | `event_intake.rs` | events on their way into the cluster, and when the first sync may happen |
+//! | `node_wait.rs` | logs what the first sync waits for |
+//! | `family_sync.rs` | one family: pending changes, when they are synced, retries, periodic full syncs |
+//! | `sync_set.rs` | all dataplanes, and the change from one mode to another |
+//! | `refused_services.rs` | Services that the kernel refuses |
+//! | `repair.rs` | the pace at which changes by other processes are undone |
 //! | `flows.rs`, `conntrack.rs` | removing stale flows after syncs |
-//! | `published.rs`, `loopback.rs` | what leaves the engine: health-check ports, node ports on loopback addresses, notices |
+//! | `outputs.rs`, `loopback.rs` | what the engine publishes: health-check ports, node ports on loopback addresses, notices |
 
-mod arrivals;
 mod clock;
 mod conntrack;
+mod event_intake;
+mod family_sync;
 mod flows;
 mod inbox;
-mod isolation;
-mod lane;
-mod lanes;
 mod loopback;
-mod published;
+mod node_wait;
+mod outputs;
+mod refused_services;
 mod repair;
 mod run;
-mod waiting;
+mod sync_set;
 
 #[cfg(test)]
 mod tests;
 
 use std::time::{Duration, Instant};
 
-use portwarden_model::{Cluster, Dataplane, Event, Family, PacerConfig, Settings};
+use portwarden_model::{
+    Cluster, Dataplane, Event, Family, NamespacedName, Notification, PacerConfig, RefusedService, Settings,
+};
 use portwarden_source::{Health, Update};
 use tracing::{debug, error, info, trace, warn};
 
 use crate::health::SharedHealth;
 use crate::metrics::Metrics;
 
-pub use arrivals::{NodeWait, tell_waiting};
 pub use clock::{Clock, Moment};
 pub use conntrack::ConntrackFlows;
-pub use flows::Flows;
+pub use event_intake::{NodeWait, log_waiting_for_caches};
+pub use flows::{Flows, FlowsError};
 pub use inbox::{Handle, Inbox, inbox};
-pub use lane::FULL_EVERY;
 pub use loopback::{LoopbackPort, LoopbackPorts};
-pub use published::{HealthCheckPorts, Notice, Outlets, Published};
+pub use outputs::{EngineOutputs, EngineReceivers, HealthCheckPorts, Notice};
 pub use run::run;
 
-use arrivals::{Arrivals, Readiness};
+use event_intake::{EventIntake, Readiness};
+use family_sync::{Done, Failure, FamilySync, Outcome};
 use flows::Cleanup;
-use lane::{Done, Failure, Outcome};
-use lanes::Lanes;
-use waiting::Missing;
+use node_wait::Missing;
+use sync_set::SyncSet;
 
-/// What the engine is told.
+/// A message to the engine.
 pub enum Message {
     /// The source has something.
     Update(Update),
     /// The operator wants something else.
     Reconfigure(Box<Reconfiguration>),
-    /// Somebody wants to look at the cluster.
-    Look(Box<dyn FnOnce(&Cluster) + Send>),
+    /// Runs a function on the cluster, for `explain` and checks.
+    Inspect(Box<dyn FnOnce(&Cluster) + Send>),
     /// The process ends; the kernel keeps its rules.
     Stop,
 }
@@ -84,32 +85,47 @@ pub struct Reconfiguration {
 
 /// Other dataplanes in place of the present ones.
 pub struct Replacement {
-    /// One for each family.
+    /// The mode that they belong to.
+    pub words: ModeWords,
+    /// Together they serve all families.
     pub dataplanes: Vec<Box<dyn Dataplane>>,
     /// Removes what the present ones leave behind, once the new ones have installed everything. `None` if the new ones take over the
     /// same objects.
-    pub retire: Option<Retire>,
+    pub remove_leftovers: Option<RemoveLeftovers>,
 }
 
-/// Removes what somebody else left in the kernel. Called once everything of ours is in it.
-pub type Retire = Box<dyn FnOnce() + Send>;
+/// How a mode appears in logs and metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModeWords {
+    /// As in `--proxy-mode`.
+    pub name: &'static str,
+    /// What the log says when a sync fails. Alerts look for it.
+    pub sync_failed: &'static str,
+    /// The counters that the mode's dataplanes report, with their help texts. They are visible before they count anything.
+    pub counters: &'static [(&'static str, &'static str)],
+}
 
-/// Says whether the configuration fits the node, once that is known.
+/// Removes what other proxies and modes left in the kernel. Called once, when everything of ours is in it; must not block.
+pub type RemoveLeftovers = Box<dyn FnOnce() + Send>;
+
+/// Checks whether the configuration fits the node, once that is known.
 pub type Check = Box<dyn FnOnce(&Cluster) -> Result<(), String> + Send>;
 
 /// What an engine is made of.
 pub struct Parts {
     /// What the model decides by.
     pub settings: Settings,
-    /// One for each family.
+    /// The mode that the dataplanes belong to.
+    pub words: ModeWords,
+    /// Together they serve all families.
     pub dataplanes: Vec<Box<dyn Dataplane>>,
     /// When syncs may happen.
     pub pacing: PacerConfig,
     /// How long the first sync waits for the Node.
     pub node_wait: NodeWait,
     /// Removes leftovers of other programs and modes after the first syncs.
-    pub retire: Option<Retire>,
-    /// Looks at the cluster before the first sync: an error is the end.
+    pub remove_leftovers: Option<RemoveLeftovers>,
+    /// Inspects the cluster before the first sync: an error ends the engine.
     pub check: Check,
     /// How flows are removed.
     pub flows: Box<dyn Flows>,
@@ -118,7 +134,7 @@ pub struct Parts {
     /// Where numbers go.
     pub metrics: Metrics,
     /// Where everything else goes.
-    pub published: Published,
+    pub outputs: EngineOutputs,
     /// Where time comes from.
     pub clock: Clock,
 }
@@ -126,13 +142,13 @@ pub struct Parts {
 /// Why the engine gave up.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// Pod traffic is told by the Node's pod ranges, and the Node does not get any.
+    /// Pod traffic is identified by the Node's pod ranges, and the Node does not get any.
     #[error(
         "timeout waiting for PodCIDR allocation on node {0:?}; detectLocalMode NodeCIDR needs spec.podCIDRs on the Node: check that the \
          controller manager allocates node CIDRs, or choose another detectLocalMode"
     )]
     NoPodCidrs(String),
-    /// Pod traffic is told by the Node's pod ranges, and there is no Node.
+    /// Pod traffic is identified by the Node's pod ranges, and there is no Node.
     #[error(
         "timeout waiting for node {0:?} to exist; detectLocalMode NodeCIDR needs its spec.podCIDRs: check that the kubelet runs and \
          registers under this name (see --hostname-override), or choose another detectLocalMode"
@@ -149,13 +165,13 @@ pub enum EngineError {
 /// The engine's state.
 pub struct Engine {
     cluster: Cluster,
-    arrivals: Arrivals,
-    lanes: Lanes,
+    intake: EventIntake,
+    syncs: SyncSet,
     check: Option<Check>,
     cleanup: Cleanup,
     health: SharedHealth,
     metrics: Metrics,
-    published: Published,
+    outputs: EngineOutputs,
     clock: Clock,
     stopped: bool,
 }
@@ -166,13 +182,19 @@ impl Engine {
         let now = (parts.clock)();
         let engine = Engine {
             cluster: Cluster::new(parts.settings),
-            arrivals: Arrivals::new(parts.node_wait, parts.metrics.changes.clone()),
-            lanes: Lanes::new(parts.dataplanes, parts.pacing, parts.retire, now.instant),
+            intake: EventIntake::new(parts.node_wait, parts.metrics.changes.clone()),
+            syncs: SyncSet::new(
+                parts.words,
+                parts.dataplanes,
+                parts.pacing,
+                parts.remove_leftovers,
+                now.instant,
+            ),
             check: Some(parts.check),
             cleanup: Cleanup::new(parts.flows),
             health: parts.health,
             metrics: parts.metrics,
-            published: parts.published,
+            outputs: parts.outputs,
             clock: parts.clock,
             stopped: false,
         };
@@ -180,7 +202,7 @@ impl Engine {
         engine
     }
 
-    /// Whether it was told to stop.
+    /// Whether a message asked it to stop.
     pub fn is_stopped(&self) -> bool {
         self.stopped
     }
@@ -198,7 +220,7 @@ impl Engine {
                         problem = problem.text,
                         "An object is not used as written"
                     );
-                    self.published.notice(Notice::Problem(problem));
+                    self.outputs.notice(Notice::Problem(problem));
                 }
             }
             Message::Update(Update::Status(status)) => {
@@ -219,7 +241,7 @@ impl Engine {
                 }
             }
             Message::Reconfigure(wanted) => self.reconfigure(*wanted),
-            Message::Look(look) => look(&self.cluster),
+            Message::Inspect(inspect) => inspect(&self.cluster),
             Message::Stop => self.stopped = true,
         }
     }
@@ -228,10 +250,10 @@ impl Engine {
     pub fn apply(&mut self, events: Vec<Event>) {
         let now = (self.clock)();
         let waited = !self.cluster.is_synced();
-        let touched = self.arrivals.apply(&mut self.cluster, events, &self.lanes.families());
-        self.health.set_node_eligible(self.arrivals.is_node_eligible(&self.cluster));
+        let touched = self.intake.apply(&mut self.cluster, events, &self.syncs.families());
+        self.health.set_node_eligible(self.intake.is_node_eligible(&self.cluster));
         let first = waited && self.cluster.is_synced();
-        for family in self.lanes.families() {
+        for family in self.syncs.families() {
             if first || touched.node || (touched.objects && self.cluster.pending(family) > 0) {
                 self.request(family, now);
             }
@@ -241,7 +263,7 @@ impl Engine {
     /// Does what is due, and says when there is something to do next.
     pub fn turn(&mut self) -> Result<Option<Instant>, EngineError> {
         let now = (self.clock)();
-        match self.arrivals.readiness(&self.cluster, now.instant) {
+        match self.intake.readiness(&self.cluster, now.instant) {
             Readiness::Ready => {}
             Readiness::Wait(until) => return Ok(until),
             Readiness::Failed(missing) => {
@@ -252,37 +274,86 @@ impl Engine {
                 });
             }
         }
-        if self.lanes.wake(now.instant) {
+        self.poll_dataplanes_due(now.instant);
+        if self.syncs.wake(&self.cluster, now.instant) {
             self.sync()?;
         }
-        for family in self.lanes.families() {
+        for family in self.syncs.families() {
             self.cleanup.run(family, &self.cluster, &self.metrics, self.clock.as_ref());
         }
         let now = (self.clock)().instant;
-        Ok([self.lanes.next(now), self.cleanup.next()].into_iter().flatten().min())
+        Ok([self.syncs.next_sync(now), self.syncs.next_poll(), self.cleanup.next()]
+            .into_iter()
+            .flatten()
+            .min())
     }
 
-    /// Reads what the kernel told about our objects.
-    pub fn look_for_tampering(&mut self) {
+    /// Lets dataplanes handle what their descriptors and deadlines announce, and acts on what they report.
+    pub fn poll_dataplanes(&mut self) {
         let now = (self.clock)();
-        for (family, what, news) in self.lanes.look_for_tampering(now.instant) {
-            self.metrics.own.tampering.with_label_values(&[family.as_str()]).inc();
-            if news {
-                warn!(ipFamily = %family, what, "Somebody else changed our rules; putting them back");
-            }
-            self.health.queued(family, now.instant);
-            self.metrics.sync.queued(family, now.wall);
+        for notification in self.syncs.poll(now.instant) {
+            self.notified(notification, now);
         }
     }
 
-    /// The descriptors on which the kernel tells about our objects.
-    pub fn watch_fds(&self) -> Vec<std::os::fd::BorrowedFd<'_>> {
-        self.lanes.watch_fds()
+    fn poll_dataplanes_due(&mut self, now: Instant) {
+        if self.syncs.next_poll().is_some_and(|at| at <= now) {
+            self.poll_dataplanes();
+        }
     }
 
-    /// A started loop counts as an update for health, as the reference has it.
+    fn notified(&mut self, notification: Notification, now: Moment) {
+        match notification {
+            Notification::Tampered { family, what } => self.tampered(family, &what, now),
+            Notification::Ready { family } => self.syncs.of(family).for_each(FamilySync::ready),
+            Notification::Refused { family, refused } => {
+                let known = |sync: &mut FamilySync| !sync.refused_late(refused.clone(), now.instant);
+                if !self.syncs.of(family).all(known) {
+                    self.report_refused(family, &refused);
+                }
+                self.show_refused(family);
+            }
+            Notification::Accepted { family, service } => {
+                if self.syncs.of(family).any(|sync| sync.accepted_late(&service)) {
+                    log_accepted(family, &service);
+                }
+                self.show_refused(family);
+            }
+            Notification::Counts { family, counts } => self.metrics.mode.count(family, &counts),
+        }
+    }
+
+    fn tampered(&mut self, family: Family, what: &str, now: Moment) {
+        let news: Vec<bool> = self.syncs.of(family).filter_map(|sync| sync.tampered(now.instant)).collect();
+        if news.is_empty() {
+            return;
+        }
+        self.metrics.own.tampering.with_label_values(&[family.as_str()]).inc();
+        if news.contains(&true) {
+            warn!(ipFamily = %family, what, "Another process changed our rules; restoring them");
+        }
+        self.health.queued(family, now.instant);
+        self.metrics.sync.queued(family, now.wall);
+    }
+
+    fn report_refused(&self, family: Family, refused: &RefusedService) {
+        error!(ipFamily = %family, service = %refused.service, err = refused.reason, "The kernel refuses a Service; all others are in force");
+        self.outputs.notice(Notice::Refused { family, refused: refused.clone() });
+    }
+
+    fn show_refused(&mut self, family: Family) {
+        let count: usize = self.syncs.of(family).map(|sync| sync.refused_now()).sum();
+        self.metrics.own.isolated.with_label_values(&[family.as_str()]).set(count as f64);
+    }
+
+    /// Descriptors that are readable when [`Engine::poll_dataplanes`] has something to do.
+    pub fn watch_fds(&self) -> Vec<std::os::fd::BorrowedFd<'_>> {
+        self.syncs.watch_fds()
+    }
+
+    /// A started loop counts as an update for health, as in kube-proxy.
     fn announce(&self, now: Moment) {
-        for family in self.lanes.families() {
+        for family in self.syncs.families() {
             self.health.updated(family, now.instant);
             self.metrics.sync.queued(family, now.wall);
         }
@@ -290,15 +361,15 @@ impl Engine {
     }
 
     fn announce_modes(&self) {
-        for mode in self.lanes.modes() {
-            self.metrics.mode.announce(mode);
+        for words in self.syncs.modes() {
+            self.metrics.mode.announce(words.counters);
         }
     }
 
     fn request(&mut self, family: Family, now: Moment) {
-        self.lanes.request(family, now.instant);
-        // Before Services and slices are known nothing can be written. To be called unhealthy for that, and restarted, would not bring
-        // back an API server that is away.
+        self.syncs.request(family, now.instant);
+        // Before Services and slices are known nothing can be written. A restart for being unhealthy would not bring back an API server that
+        // does not answer.
         if self.cluster.is_synced() {
             self.health.queued(family, now.instant);
         }
@@ -308,49 +379,51 @@ impl Engine {
     fn reconfigure(&mut self, wanted: Reconfiguration) {
         let now = (self.clock)();
         self.cluster.set_settings(wanted.settings);
-        self.lanes.set_pacing(wanted.pacing);
-        self.published.serve_loopback(wanted.loopback_proxy);
+        self.syncs.set_pacing(wanted.pacing);
+        self.outputs.serve_loopback(wanted.loopback_proxy);
         if let Some(replacement) = wanted.dataplanes {
-            self.lanes.replace(replacement, wanted.pacing, now.instant);
+            self.syncs.replace(replacement, wanted.pacing, now.instant);
         }
         self.announce_modes();
-        for family in self.lanes.families() {
+        for family in self.syncs.families() {
             self.request(family, now);
         }
     }
 
-    /// Works out what follows from the events so far, and hands it to the lanes that are due.
+    /// Resolves what follows from the events so far, and syncs the families that are due.
     fn sync(&mut self) -> Result<(), EngineError> {
         let changes = self.cluster.resolve();
-        self.arrivals.resolved();
-        self.lanes.add(&changes);
+        self.intake.resolved();
+        self.syncs.add(&changes);
         if let Some(check) = self.check.take() {
             check(&self.cluster).map_err(EngineError::Misconfigured)?;
         }
         let mut outcomes = Vec::new();
-        self.lanes.sync(&self.cluster, self.clock.as_ref(), |mode, family, outcome| {
-            outcomes.push((mode, family, outcome));
+        self.syncs.sync(&self.cluster, self.clock.as_ref(), |words, family, outcome| {
+            outcomes.push((words, family, outcome));
         });
-        for (mode, family, outcome) in outcomes {
+        for (words, family, outcome) in outcomes {
             match outcome {
                 Outcome::Idle => self.health.updated(family, (self.clock)().instant),
-                Outcome::Done(done) => self.succeeded(mode, family, *done),
-                Outcome::Failed(failure) => self.failed(mode, family, &failure),
+                Outcome::Done(done) => self.succeeded(words, family, *done),
+                Outcome::Failed(failure) => self.failed(words, family, &failure),
             }
         }
-        self.lanes.retire();
+        self.syncs.finish_change();
         Ok(())
     }
 
-    fn succeeded(&mut self, mode: &'static str, family: Family, done: Done) {
+    fn succeeded(&mut self, words: ModeWords, family: Family, done: Done) {
+        let mode = words.name;
         let now = (self.clock)();
         let desired = self.cluster.desired(family);
         let label = &[family.as_str()];
         self.metrics.sync.attempted(family, done.report.full, done.took);
         self.metrics.sync.succeeded(family, now.wall, desired.totals(), &done.changes.trigger_times);
         self.metrics.mode.show(family, &done.report.gauges);
+        self.metrics.mode.count(family, &done.report.counts);
         self.metrics.own.written.with_label_values(label).inc_by(done.report.written as u64);
-        self.metrics.own.isolated.with_label_values(label).set(done.isolated as f64);
+        self.metrics.own.isolated.with_label_values(label).set(done.refused_now as f64);
         self.health.updated(family, now.instant);
         for trigger in &done.changes.trigger_times {
             let nanos = now.wall.as_nanos().saturating_sub(trigger.as_nanos());
@@ -366,14 +439,13 @@ impl Engine {
             info!(ipFamily = %family, mode, failures = done.failures, "Syncs work again");
         }
         for refused in &done.refused.fresh {
-            error!(ipFamily = %family, service = %refused.service, err = refused.reason, "The kernel refuses a Service; all others are in force");
-            self.published.notice(Notice::Refused { family, refused: refused.clone() });
+            self.report_refused(family, refused);
         }
         for service in &done.refused.recovered {
-            info!(ipFamily = %family, %service, "The kernel takes a Service that it had refused");
+            log_accepted(family, service);
         }
-        self.published.health_checks(desired, &done.changes);
-        self.published.loopback_ports(mode, desired, &done.changes);
+        self.outputs.health_checks(desired, &done.changes);
+        self.outputs.loopback_ports(desired, &done.changes);
         // Before a full sync rules may have been missing, so that flows went through as they were.
         let full = done.changes.full || done.report.full;
         if full || done.changes.udp || !done.changes.gone.is_empty() {
@@ -381,16 +453,18 @@ impl Engine {
         }
     }
 
-    fn failed(&self, mode: &'static str, family: Family, failure: &Failure) {
+    fn failed(&self, words: ModeWords, family: Family, failure: &Failure) {
+        let (mode, applied) = (words.name, &failure.error.report);
         self.metrics.sync.attempted(family, failure.full, failure.took);
-        self.metrics.mode.failed(mode, family, failure.full);
-        let err = crate::logging::chain(failure.error.as_ref());
-        // Each mode's own words, which alerts on logs look for.
-        match mode {
-            "iptables" => error!(ipFamily = %family, err, "Failed to execute iptables-restore"),
-            _ => error!(ipFamily = %family, err, "{mode} sync failed"),
-        }
+        self.metrics.mode.count(family, &applied.counts);
+        self.metrics.own.written.with_label_values(&[family.as_str()]).inc_by(applied.written as u64);
+        let err = crate::logging::chain(failure.error.source.as_ref());
+        error!(ipFamily = %family, err, applied = applied.written, "{}", words.sync_failed);
         let retrying = failure.retry.map(|at| at.saturating_duration_since((self.clock)().instant));
         info!(ipFamily = %family, mode, retryingTime = ?retrying.unwrap_or_default(), "Sync failed");
     }
+}
+
+fn log_accepted(family: Family, service: &NamespacedName) {
+    info!(ipFamily = %family, %service, "The kernel accepts a Service that it had refused");
 }

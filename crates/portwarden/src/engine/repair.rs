@@ -1,4 +1,4 @@
-//! Putting back what somebody else changed: at once, but without letting two programs that fight make the node spin.
+//! When changes by other processes are undone: at once, but two programs that undo each other's work must not keep the node busy.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ pub(super) struct Repair {
 }
 
 impl Repair {
-    /// Somebody changed something. Returns whether this is news, and not one more round of a fight.
+    /// Another process changed something. Returns whether this is news, and not one more round of two programs against each other.
     pub(super) fn ask(&mut self, now: Instant) -> bool {
         let quiet = self.not_before.is_none_or(|at| at + 10 * SHORTEST_GAP <= now);
         if quiet {
@@ -57,7 +57,7 @@ mod tests {
         assert_eq!(repair.next(start), Some(start));
         repair.done(start, Duration::from_millis(1));
         assert_eq!(repair.next(start), None);
-        assert!(!repair.ask(start), "a fight is not told every time");
+        assert!(!repair.ask(start), "a lasting conflict is not logged every time");
         assert_eq!(repair.next(start), Some(start + SHORTEST_GAP));
         let later = start + 20 * SHORTEST_GAP;
         repair.done(start, Duration::ZERO);

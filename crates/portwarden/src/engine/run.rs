@@ -10,13 +10,13 @@ use tracing::warn;
 use super::{Engine, EngineError, Inbox};
 use crate::host::{HostAddressError, HostAddresses};
 
-/// After so many messages the engine looks at its deadlines, however many more there are.
+/// After so many messages the engine checks its deadlines, however many more there are.
 const MESSAGES_AT_ONCE: usize = 256;
 
 /// Memory that work left behind is given back when there has been none for so long.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// Runs until the engine is told to stop. Returning drops nothing from the kernel.
+/// Runs until a message asks the engine to stop. Returning drops nothing from the kernel.
 pub fn run(
     mut engine: Engine,
     inbox: &Inbox,
@@ -40,7 +40,7 @@ pub fn run(
             quiet_at = None;
         }
         let deadline = [deadline, quiet_at].into_iter().flatten().min();
-        let (tampering, moved) = {
+        let (notified, moved) = {
             let mut fds: Vec<BorrowedFd<'_>> = engine.watch_fds();
             let watched = fds.len();
             fds.extend(addresses.as_ref().map(HostAddresses::fd));
@@ -48,8 +48,8 @@ pub fn run(
             let (watches, others) = readable.split_at(watched.min(readable.len()));
             (watches.contains(&true), others.contains(&true))
         };
-        if tampering {
-            engine.look_for_tampering();
+        if notified {
+            engine.poll_dataplanes();
         }
         if let Some(addresses) = addresses.as_mut().filter(|_| moved) {
             take_addresses(&mut engine, addresses.changed());

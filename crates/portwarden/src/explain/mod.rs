@@ -83,7 +83,7 @@ fn take(inbox: &Inbox, cluster: &mut Cluster, trouble: &mut String) {
                     *trouble = format!("; {}: {why}", status.part);
                 }
             }
-            Message::Reconfigure(_) | Message::Look(_) | Message::Stop => {}
+            Message::Reconfigure(_) | Message::Inspect(_) | Message::Stop => {}
         }
     }
 }

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     fn pool(last: &[u8]) -> Pool {
-        let backend = |last: &u8| Backend { ip: [10, 0, 0, *last].into(), port: 80, local: false };
+        let backend = |last: &u8| Backend::new(([10, 0, 0, *last], 80).into(), false);
         Pool::new(&last.iter().map(backend).collect::<Vec<_>>())
     }
 

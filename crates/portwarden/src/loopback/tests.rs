@@ -36,7 +36,7 @@ impl Bench {
     }
 
     async fn want_sticky(&mut self, port: u16, endpoints: &[SocketAddr], affinity: Option<u32>) {
-        let backend = |address: &SocketAddr| Backend { ip: address.ip(), port: address.port(), local: true };
+        let backend = |address: &SocketAddr| Backend::new(*address, true);
         let wanted = LoopbackPort {
             name: PortName {
                 service: NamespacedName::new("demo", "web"),

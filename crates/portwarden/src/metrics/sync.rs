@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use portwarden_model::{Family, Gauge, Timestamp, Totals};
+use portwarden_model::{Count, Family, Gauge, Timestamp, Totals};
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, Opts, Registry};
 
 use super::packets::{PacketCollector, PacketCounter};
@@ -138,7 +138,7 @@ pub struct ModeMetrics {
 struct Known {
     packets: bool,
     gauges: HashMap<&'static str, GaugeVec>,
-    counters: HashMap<String, IntCounterVec>,
+    counters: HashMap<&'static str, IntCounterVec>,
 }
 
 impl ModeMetrics {
@@ -146,14 +146,11 @@ impl ModeMetrics {
         ModeMetrics { registry, known: Mutex::default() }
     }
 
-    /// Shows the numbers that a mode tells after a sync.
+    /// Shows the values that a mode reports after a sync.
     pub fn show(&self, family: Family, gauges: &[Gauge]) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         for gauge in gauges {
-            let mut labels: Vec<&str> = gauge.labels.iter().map(|(name, _)| *name).collect();
-            let mut values: Vec<&str> = gauge.labels.iter().map(|(_, value)| value.as_str()).collect();
-            labels.push("ip_family");
-            values.push(family.as_str());
+            let (labels, values) = labels(&gauge.labels, family);
             if let Some(vector) = self.gauges(&mut known, gauge.metric, &labels)
                 && let Ok(one) = vector.get_metric_with_label_values(&values)
             {
@@ -162,11 +159,25 @@ impl ModeMetrics {
         }
     }
 
-    /// Makes a mode's failure counters visible. Their series appear with the first failure, as the reference has it.
-    pub fn announce(&self, mode: &str) {
+    /// Makes a mode's counters visible. Their series appear with the first increment, as in kube-proxy.
+    pub fn announce(&self, counters: &[(&'static str, &'static str)]) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        for (name, help) in failure_counters(mode) {
-            self.counters(&mut known, name, help);
+        for (metric, help) in counters {
+            self.counters(&mut known, metric, help, FAMILY);
+        }
+    }
+
+    /// Adds what a mode's dataplanes counted.
+    pub fn count(&self, family: Family, counts: &[Count]) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        for count in counts {
+            let (labels, values) = labels(&count.labels, family);
+            if let Some(vector) =
+                self.counters(&mut known, count.metric, "[ALPHA] Counted by the proxy mode", &labels)
+                && let Ok(one) = vector.get_metric_with_label_values(&values)
+            {
+                one.inc_by(count.by);
+            }
         }
     }
 
@@ -180,17 +191,6 @@ impl ModeMetrics {
             PacketCollector::new(counters).and_then(|collector| self.registry.register(Box::new(collector)));
         if let Err(error) = added {
             tracing::warn!(%error, "The kernel's packet counters are not shown");
-        }
-    }
-
-    /// Counts a failed sync.
-    pub fn failed(&self, mode: &str, family: Family, full: bool) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        for (name, help) in failure_counters(mode) {
-            let counts = !name.contains("cleanup") && (!full || !name.contains("partial"));
-            if let Some(counter) = self.counters(&mut known, name, help).filter(|_| counts) {
-                counter.with_label_values(&[family.as_str()]).inc();
-            }
         }
     }
 
@@ -220,49 +220,35 @@ impl ModeMetrics {
         known.gauges.get(metric)
     }
 
-    fn counters<'a>(&self, known: &'a mut Known, name: &str, help: &str) -> Option<&'a IntCounterVec> {
-        if !known.counters.contains_key(name) {
-            let made = Part(&self.registry).counters(name, help, FAMILY);
-            match made {
-                Ok(vector) => known.counters.insert(name.to_owned(), vector),
+    fn counters<'a>(
+        &self,
+        known: &'a mut Known,
+        metric: &'static str,
+        help: &str,
+        labels: &[&str],
+    ) -> Option<&'a IntCounterVec> {
+        if !known.counters.contains_key(metric) {
+            match Part(&self.registry).counters(&format!("kubeproxy_{metric}"), help, labels) {
+                Ok(vector) => known.counters.insert(metric, vector),
                 Err(error) => {
-                    tracing::warn!(%error, metric = name, "A mode's counter is not shown");
+                    tracing::warn!(%error, metric, "A counter of the proxy mode is not shown");
                     return None;
                 }
             };
         }
-        known.counters.get(name)
+        known.counters.get(metric)
     }
 }
 
-fn failure_counters(mode: &str) -> &'static [(&'static str, &'static str)] {
-    match mode {
-        "nftables" => &[
-            (
-                "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
-                "[ALPHA] Syncs that the kernel's nf_tables refused",
-            ),
-            (
-                "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
-                "[ALPHA] Removals of stale chains that failed; Portwarden removes in the sync itself, so this stays empty",
-            ),
-        ],
-        "iptables" => &[
-            (
-                "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
-                "[ALPHA] Syncs that iptables-restore refused",
-            ),
-            (
-                "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total",
-                "[ALPHA] Syncs of only changes that iptables-restore refused",
-            ),
-        ],
-        _ => &[],
-    }
+/// The names and values of a series' labels, with the family at the end.
+fn labels<'a>(own: &'a [(&'static str, String)], family: Family) -> (Vec<&'a str>, Vec<&'a str>) {
+    let names = own.iter().map(|(name, _)| *name).chain(["ip_family"]).collect();
+    let values = own.iter().map(|(_, value)| value.as_str()).chain([family.as_str()]).collect();
+    (names, values)
 }
 
 fn doubling_from_a_millisecond() -> Vec<f64> {
-    // Written as a product of exact powers of two, so that every bound prints as briefly as the reference prints it.
+    // Written as a product of exact powers of two, so that every bound prints as briefly as kube-proxy prints it.
     (0..15).map(|power| 0.001 * f64::from(1u32 << power)).collect()
 }
 

@@ -2,9 +2,10 @@
 
 use super::{Deprecation, Entry, Section};
 use crate::config::gates::Feature;
+use crate::engine::ModeWords;
 
 pub(super) static ENTRY: Entry = Entry {
-    name: "ipvs",
+    words: ModeWords { name: "ipvs", sync_failed: "ipvs sync failed", counters: &[] },
     known_to_kube_proxy: true,
     gate: Some(Feature::KubeProxyIpvs),
     deprecation: Some(Deprecation {

@@ -9,6 +9,7 @@ mod userspace;
 use std::fmt;
 
 use crate::config::gates::Feature;
+use crate::engine::ModeWords;
 
 /// A way to program the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -39,10 +40,15 @@ impl Mode {
 
     /// The name in the configuration, which `/proxyMode` shows.
     pub fn as_str(self) -> &'static str {
-        self.entry().name
+        self.entry().words.name
     }
 
-    /// What the configuration needs to know about the mode.
+    /// How the mode appears in logs and metrics.
+    pub fn words(self) -> ModeWords {
+        self.entry().words
+    }
+
+    /// Everything that is particular to the mode.
     pub(crate) fn entry(self) -> &'static Entry {
         match self {
             Mode::Iptables => &iptables::ENTRY,
@@ -63,7 +69,8 @@ impl fmt::Display for Mode {
 /// What is particular to one mode.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    pub(crate) name: &'static str,
+    /// How the mode appears in logs and metrics.
+    pub(crate) words: ModeWords,
     /// Whether kube-proxy has the mode too, and lists it when it rejects an unknown name.
     pub(crate) known_to_kube_proxy: bool,
     /// The mode may only be chosen while this gate is on.

@@ -45,21 +45,29 @@ pub(crate) const IPTABLES_NFT: Candidate = Candidate {
         dead_node_ports_everywhere: true,
     },
     node_port_addresses: &[],
-    start: |family, options| start_iptables(family, options, Variant::Nft),
+    start: |options| start_iptables(options, Variant::Nft),
     clean_flows,
 };
 
 pub(crate) const IPTABLES_LEGACY: Candidate = Candidate {
     name: "iptables-legacy",
-    start: |family, options| start_iptables(family, options, Variant::Legacy),
+    start: |options| start_iptables(options, Variant::Legacy),
     ..IPTABLES_NFT
 };
 
-fn start_nftables(family: Family, _: &Options) -> Result<Box<dyn Dataplane>> {
-    Ok(Box::new(Nftables::new(family, NftablesOptions::default(), Watch::open()?)?))
+fn start_nftables(_: &Options) -> Result<Vec<Box<dyn Dataplane>>> {
+    let watch = Watch::open()?;
+    let start = |family| -> Result<Box<dyn Dataplane>> {
+        Ok(Box::new(Nftables::new(family, NftablesOptions::default(), watch.clone())?))
+    };
+    Family::BOTH.into_iter().map(start).collect()
 }
 
-fn start_iptables(family: Family, options: &Options, variant: Variant) -> Result<Box<dyn Dataplane>> {
+fn start_iptables(options: &Options, variant: Variant) -> Result<Vec<Box<dyn Dataplane>>> {
+    Family::BOTH.into_iter().map(|family| start_iptables_family(family, options, variant)).collect()
+}
+
+fn start_iptables_family(family: Family, options: &Options, variant: Variant) -> Result<Box<dyn Dataplane>> {
     // A lock of its own: tests in other namespaces must not wait for this one.
     let programs =
         Programs::new(family, variant).env("XTABLES_LOCKFILE", options.folder.join("xtables.lock"));

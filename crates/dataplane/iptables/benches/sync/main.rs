@@ -69,7 +69,7 @@ fn run(size: usize, variant: Variant, running: &Running) -> anyhow::Result<()> {
         let desired = cluster.desired(FAMILY);
         let (transaction, render) = pure.sync(desired, changes);
         let times = Times::measure(running, || {
-            dataplane.sync(desired, changes).map(drop).map_err(|e| anyhow::anyhow!(e))
+            dataplane.sync(desired, changes, Instant::now()).map(drop).map_err(|e| anyhow::anyhow!("{e}"))
         })?;
         let (bytes, lines) =
             if written { (transaction.to_string().len(), transaction.len()) } else { (0, 0) };

@@ -63,7 +63,7 @@ impl SharedLines {
         let mut lines = Lines::default();
         for port in &service.ports {
             let port = Port::new(port, context);
-            for frontend in &port.port.frontends {
+            for frontend in port.port.frontends.iter().filter(|frontend| frontend.is_allowed()) {
                 lines.frontend(&port, frontend);
             }
             if let Some(check) = service.health_check {

@@ -86,8 +86,9 @@ impl<'a> Port<'a> {
     /// The chains that the port has, but for those of endpoints.
     fn roles(&self) -> impl Iterator<Item = (Role, Content<'a>)> + use<'a> {
         let port = self.port;
+        // kube-proxy makes the chain even if the settings allow none of the addresses that would lead to it.
         let external = port.frontends.iter().find(|frontend| frontend.exposure != Exposure::ClusterIp);
-        let external = external.or(port.withheld.as_deref()).filter(|_| port.has_endpoints);
+        let external = external.filter(|_| port.has_endpoints);
         let external = external.map(|frontend| (Role::External, Content::External(frontend)));
         let firewall = self.has_firewall().then_some((Role::Firewall, Content::Firewall));
         let choices = [(Role::Cluster, PoolKind::Cluster), (Role::Local, PoolKind::Local)];

@@ -4,8 +4,9 @@ use std::net::IpAddr;
 use std::num::{NonZeroU16, NonZeroU32};
 
 use portwarden_model::{
-    Backend, Exposure, Family, Frontend, HealthCheck, Masquerade, Name, NamespacedName, NodePortAddresses,
-    Pool, PoolKind, PortName, Protocol, ProxiedPort, ProxiedService, SourceRanges, Verdict,
+    Admission, Backend, Exposure, Family, Frontend, HealthCheck, Masquerade, Name, NamespacedName,
+    NodePortAddresses, Pool, PoolKind, PortName, Protocol, ProxiedPort, ProxiedService, SourceRanges,
+    TrafficPolicy, Verdict,
 };
 
 use super::*;
@@ -24,7 +25,7 @@ fn context() -> Context {
 
 fn backend(address: &str, local: bool) -> Backend {
     let address: std::net::SocketAddr = address.parse().unwrap();
-    Backend { ip: address.ip(), port: address.port(), local }
+    Backend::new(address, local)
 }
 
 fn pool(addresses: &[&str]) -> Pool {
@@ -39,7 +40,19 @@ fn frontend(
     masquerade: Masquerade,
 ) -> Frontend {
     let ip = ip.map(|ip| ip.parse::<IpAddr>().unwrap());
-    Frontend { exposure, ip, port, from_node: CLUSTER, from_elsewhere: verdict, masquerade, shadowed: false }
+    let policy =
+        if masquerade == Masquerade::FromHost { TrafficPolicy::Local } else { TrafficPolicy::Cluster };
+    let admission = Admission::Active;
+    Frontend {
+        exposure,
+        ip,
+        port,
+        from_node: CLUSTER,
+        from_elsewhere: verdict,
+        policy,
+        masquerade,
+        admission,
+    }
 }
 
 fn cluster_ip(verdict: Verdict) -> Frontend {
@@ -52,14 +65,12 @@ fn web(frontends: Vec<Frontend>) -> ProxiedPort {
     ProxiedPort {
         name: PortName { service, port: Name::from("http"), protocol: Protocol::Tcp },
         frontends: frontends.into(),
-        withheld: None,
         cluster: pool(&["10.244.0.11:8080", "10.244.1.11:8080"]),
         local: Pool::default(),
-        serving: Pool::default(),
+        endpoints: Pool::default(),
         affinity: None,
         source_ranges: None,
         has_endpoints: true,
-        endpoint_count: 2,
         no_local_internal: false,
         no_local_external: false,
     }
@@ -142,15 +153,15 @@ fn external_addresses_lead_to_the_external_chain() {
 fn easy_to_miss_20_forbidden_external_addresses_leave_a_chain_to_which_nothing_leads() {
     let external = frontend(Exposure::ExternalIp, Some("192.0.2.16"), 80, CLUSTER, Masquerade::Always);
     let allowed = service(web(vec![cluster_ip(CLUSTER), external.clone()]));
-    let withheld = Some(Box::new(external));
-    let forbidden = service(ProxiedPort { withheld: withheld.clone(), ..web(vec![cluster_ip(CLUSTER)]) });
+    let not_allowed = Frontend { admission: Admission::NotAllowed, ..external };
+    let forbidden = service(web(vec![cluster_ip(CLUSTER), not_allowed.clone()]));
     let chain = own(&forbidden, &context(), "KUBE-EXT-");
     assert_eq!(chain.lines().count(), 2);
     assert_eq!(chain, own(&allowed, &context(), "KUBE-EXT-"));
     for chain in SharedChain::ALL {
         assert!(!shared(&forbidden, &context(), chain).contains("KUBE-EXT-"), "{chain:?}");
     }
-    let unserved = service(ProxiedPort { withheld, ..without_endpoints(vec![]) });
+    let unserved = service(without_endpoints(vec![not_allowed]));
     assert_eq!(own(&unserved, &context(), "KUBE-EXT-"), "");
 }
 

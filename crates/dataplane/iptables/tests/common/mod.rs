@@ -156,6 +156,6 @@ pub fn sync(
 ) -> Result<portwarden_model::Report, portwarden_model::SyncError> {
     use portwarden_model::Dataplane;
     let _inside = tables.namespace.enter().unwrap();
-    let desired = cluster.desired(dataplane.family());
-    dataplane.sync(desired, changes)
+    let desired = cluster.desired(dataplane.families()[0]);
+    dataplane.sync(desired, changes, std::time::Instant::now())
 }

@@ -1,7 +1,7 @@
 //! How long it takes until the kernel has acknowledged a full load, one endpoint, a thousand services.
 
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use portwarden_model::{Changes, Dataplane, Event, Family};
@@ -241,8 +241,8 @@ impl LoadedNode {
             sync(&mut self.dataplane, &self.filled, self.family, &changes[self.family])
         })?;
         // Notifications of our own changes, which the engine reads when it has nothing else to do.
-        if let Some(found) = self.dataplane.tampering() {
-            return Err(anyhow!("somebody else changes the table: {found}"));
+        if let Some(found) = self.dataplane.poll(Instant::now()).first() {
+            return Err(anyhow!("another process changes the table: {found:?}"));
         }
         Ok(spent)
     }
@@ -265,11 +265,11 @@ impl LoadedNode {
 }
 
 fn sync(dataplane: &mut Nftables, filled: &Filled, family: Family, changes: &Changes) -> Result<()> {
-    let outcome = dataplane.sync(filled.cluster.desired(family), changes);
+    let outcome = dataplane.sync(filled.cluster.desired(family), changes, Instant::now());
     let report =
-        outcome.map_err(|error| anyhow!("{error}: {:?}", error.source().map(ToString::to_string)))?;
-    match report.isolated.first() {
-        Some(isolated) => Err(anyhow!("{}: {}", isolated.service, isolated.reason)),
+        outcome.map_err(|error| anyhow!("{error}: {:?}", error.source.source().map(ToString::to_string)))?;
+    match report.refused.first() {
+        Some(refused) => Err(anyhow!("{}: {}", refused.service, refused.reason)),
         None => Ok(()),
     }
 }

@@ -141,13 +141,14 @@ mod tests {
     use std::collections::HashMap;
 
     use portwarden_model::{
-        Backend, Exposure, Frontend, Masquerade, Name, NamespacedName, Pool, PortName, Protocol, Verdict,
+        Admission, Backend, Exposure, Frontend, Masquerade, Name, NamespacedName, Pool, PortName, Protocol,
+        TrafficPolicy, Verdict,
     };
 
     use super::*;
 
     fn backend(number: u8) -> Backend {
-        Backend { ip: [10, 0, 0, number].into(), port: 80, local: false }
+        Backend::new(([10, 0, 0, number], 80).into(), false)
     }
 
     fn pool(numbers: &[u8]) -> Pool {
@@ -164,7 +165,8 @@ mod tests {
                 from_node: Verdict::Forward(kind),
                 from_elsewhere: Verdict::Forward(kind),
                 masquerade: Masquerade::Never,
-                shadowed: false,
+                policy: TrafficPolicy::Cluster,
+                admission: Admission::Active,
             })
         };
         let frontends = [frontend(PoolKind::Cluster, cluster), frontend(PoolKind::Local, local)];
@@ -175,14 +177,12 @@ mod tests {
                 protocol: Protocol::Tcp,
             },
             frontends: frontends.into_iter().flatten().collect(),
-            withheld: None,
             cluster: pool(cluster),
             local: pool(local),
-            serving: Pool::default(),
+            endpoints: Pool::default(),
             affinity: std::num::NonZeroU32::new(600),
             source_ranges: None,
             has_endpoints: true,
-            endpoint_count: cluster.len() + local.len(),
             no_local_internal: false,
             no_local_external: false,
         }

@@ -1,10 +1,12 @@
 //! A node with the dataplane in it, and short ways to write objects.
 
+use std::time::Instant;
+
 use portwarden_model::manifest;
 use portwarden_model::object::{EndpointSlice, Service};
 use portwarden_model::{
-    Changes, Cluster, Dataplane, DetectLocal, Event, Family, Interner, Kind, NodePortRange, PerFamily,
-    Report, Settings, parse_cidr,
+    Changes, Cluster, Dataplane, DetectLocal, Event, Family, Interner, Kind, NodePortRange, Notification,
+    PerFamily, Report, Settings, parse_cidr,
 };
 use portwarden_nftables::{Nftables, Options, Watch};
 use portwarden_testkit::Topology;
@@ -82,15 +84,21 @@ impl Node {
 
     fn sync_family(&mut self, family: Family) -> Report {
         let changes = std::mem::take(&mut self.pending[family]);
-        self.planes[family].sync(self.cluster.desired(family), &changes).unwrap_or_else(|error| {
-            let cause = error.source().map(ToString::to_string);
+        let desired = self.cluster.desired(family);
+        self.planes[family].sync(desired, &changes, Instant::now()).unwrap_or_else(|error| {
+            let cause = error.source.source().map(ToString::to_string);
             panic!("{error}: {cause:?}")
         })
     }
 
     /// Repairs what others changed, as the engine would.
     pub(crate) fn repair(&mut self) -> PerFamily<Option<String>> {
-        let found = PerFamily::from_fn(|family| self.planes[family].tampering());
+        let found = PerFamily::from_fn(|family| {
+            self.planes[family].poll(Instant::now()).into_iter().find_map(|notification| match notification {
+                Notification::Tampered { what, .. } => Some(what),
+                _ => None,
+            })
+        });
         for (family, _) in found.iter().filter(|(_, found)| found.is_some()) {
             self.pending[family].full = true;
         }

@@ -1,4 +1,4 @@
-//! An engine on a bench: a dataplane that records and fails on demand, and a clock that stands still until told.
+//! An engine on a test bench: a dataplane that records and fails on demand, and a clock that a test moves.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use portwarden_model::manifest::{self, LABEL_SERVICE_NAME};
 use portwarden_model::object::{EndpointSlice, Node, Service};
 use portwarden_model::{
-    Changes, Dataplane, Desired, Event, Family, Interner, Isolated, Kind, NamespacedName, PacerConfig,
-    Report, Settings, SyncError, Timestamp,
+    Changes, Dataplane, Desired, Event, Family, Interner, Kind, NamespacedName, Notification, PacerConfig,
+    RefusedService, Report, Retry, Settings, SyncError, Timestamp,
 };
 
 use super::super::*;
@@ -47,17 +47,19 @@ pub(super) struct Call {
 /// What a fake answers; after the last answer everything succeeds.
 pub(super) enum Reply {
     Fail(&'static str),
-    Refuse(Vec<Isolated>),
-    /// Works, but nobody listened to others meanwhile.
-    Unwatched,
+    Refuse(Vec<RefusedService>),
+    /// Works, but without notifications.
+    MissedNotifications,
+    /// Fails, and will say when to try again.
+    FailUntilReady(&'static str),
 }
 
-/// The strings on a fake.
+/// Controls a fake.
 #[derive(Clone, Default)]
 pub(super) struct Strings {
     pub(super) calls: Arc<Mutex<Vec<Call>>>,
     pub(super) replies: Arc<Mutex<VecDeque<Reply>>>,
-    pub(super) tampering: Arc<Mutex<Option<String>>>,
+    pub(super) notifications: Arc<Mutex<Vec<Notification>>>,
 }
 
 impl Strings {
@@ -70,8 +72,12 @@ impl Strings {
         self.replies.lock().unwrap().push_back(reply);
     }
 
+    pub(super) fn notify(&self, notification: Notification) {
+        self.notifications.lock().unwrap().push(notification);
+    }
+
     pub(super) fn tamper(&self, what: &str) {
-        *self.tampering.lock().unwrap() = Some(what.to_owned());
+        self.notify(Notification::Tampered { family: Family::V4, what: what.to_owned() });
     }
 }
 
@@ -85,15 +91,11 @@ pub(super) struct Fake {
 }
 
 impl Dataplane for Fake {
-    fn mode(&self) -> &'static str {
-        self.mode
+    fn families(&self) -> &[Family] {
+        std::slice::from_ref(&self.family)
     }
 
-    fn family(&self) -> Family {
-        self.family
-    }
-
-    fn sync(&mut self, desired: &Desired, changes: &Changes) -> Result<Report, SyncError> {
+    fn sync(&mut self, desired: &Desired, changes: &Changes, _: Instant) -> Result<Report, SyncError> {
         self.time.pass(self.cost);
         self.strings.calls.lock().unwrap().push(Call {
             mode: self.mode,
@@ -102,15 +104,18 @@ impl Dataplane for Fake {
         });
         let report = Report { full: changes.full, written: changes.services.len(), ..Report::default() };
         match self.strings.replies.lock().unwrap().pop_front() {
-            Some(Reply::Fail(why)) => Err(why.into()),
-            Some(Reply::Refuse(isolated)) => Ok(Report { isolated, ..report }),
-            Some(Reply::Unwatched) => Ok(Report { unwatched: true, ..report }),
+            Some(Reply::Fail(why)) => Err(std::io::Error::other(why).into()),
+            Some(Reply::FailUntilReady(why)) => {
+                Err(SyncError { retry: Retry::OnNotification, ..std::io::Error::other(why).into() })
+            }
+            Some(Reply::Refuse(refused)) => Ok(Report { refused, ..report }),
+            Some(Reply::MissedNotifications) => Ok(Report { missed_notifications: true, ..report }),
             None => Ok(report),
         }
     }
 
-    fn tampering(&mut self) -> Option<String> {
-        self.strings.tampering.lock().unwrap().take()
+    fn poll(&mut self, _: Instant) -> Vec<Notification> {
+        std::mem::take(&mut self.strings.notifications.lock().unwrap())
     }
 }
 
@@ -122,7 +127,7 @@ pub(super) struct FakeFlows {
 }
 
 impl Flows for FakeFlows {
-    fn clean(&mut self, desired: &Desired, changes: &Changes, _: &[IpAddr]) -> Result<usize, SyncError> {
+    fn clean(&mut self, desired: &Desired, changes: &Changes, _: &[IpAddr]) -> Result<usize, FlowsError> {
         self.asked.lock().unwrap().push((desired.family, changes.clone()));
         let mut failures = self.failures.lock().unwrap();
         if *failures > 0 {
@@ -142,7 +147,7 @@ pub(super) struct Bench {
     pub(super) flows: FakeFlows,
     pub(super) metrics: Metrics,
     pub(super) health: SharedHealth,
-    pub(super) outlets: Outlets,
+    pub(super) receivers: EngineReceivers,
     pub(super) retired: Arc<Mutex<u32>>,
 }
 
@@ -156,27 +161,28 @@ impl Bench {
         let (v4, v6, flows) = (Strings::default(), Strings::default(), FakeFlows::default());
         let metrics = Metrics::new(&BuildInfo::default()).unwrap();
         let health = SharedHealth::new(Duration::from_secs(30));
-        let (published, outlets) = Published::new(10);
+        let (outputs, receivers) = EngineOutputs::new(10);
         let retired = Arc::new(Mutex::new(0));
         let counted = retired.clone();
         let clock = time.clone();
         let engine = Engine::new(Parts {
             settings,
+            words: words("first"),
             dataplanes: vec![
                 fake(Family::V4, "first", &v4, &time, Duration::from_millis(1)),
                 fake(Family::V6, "first", &v6, &time, Duration::from_millis(1)),
             ],
             pacing: PacerConfig::default(),
             node_wait,
-            retire: Some(Box::new(move || *counted.lock().unwrap() += 1)),
+            remove_leftovers: Some(Box::new(move || *counted.lock().unwrap() += 1)),
             check: Box::new(|_| Ok(())),
             flows: Box::new(flows.clone()),
             health: health.clone(),
             metrics: metrics.clone(),
-            published,
+            outputs,
             clock: Box::new(move || clock.now()),
         });
-        Bench { engine, time, v4, v6, flows, metrics, health, outlets, retired }
+        Bench { engine, time, v4, v6, flows, metrics, health, receivers, retired }
     }
 
     /// A bench whose lists are in and which has made its first syncs.
@@ -221,6 +227,10 @@ impl Bench {
         let text = self.metrics.text();
         text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')).map(str::to_owned)
     }
+}
+
+pub(super) fn words(name: &'static str) -> ModeWords {
+    ModeWords { name, sync_failed: "a sync failed", counters: &[] }
 }
 
 pub(super) fn fake(

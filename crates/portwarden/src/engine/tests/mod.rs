@@ -6,11 +6,13 @@ mod loopback;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use portwarden_model::{DetectLocal, Event, Family, Isolated, Kind, PacerConfig, Settings};
+use portwarden_model::{
+    Count, DetectLocal, Event, Family, Kind, Notification, PacerConfig, RefusedService, Settings,
+};
 
 use super::*;
 use crate::logging::captured::logged;
-use bench::{Bench, Reply, Strings, fake, name, node, service, slice};
+use bench::{Bench, Reply, Strings, fake, name, node, service, slice, words};
 
 const MILLI: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -141,7 +143,7 @@ fn retries_come_ever_more_rarely_but_not_more_rarely_than_the_sync_period() {
 fn what_others_change_is_put_back_at_once_but_a_fight_does_not_spin() {
     let mut bench = Bench::synced(web());
     bench.v4.tamper("the table is gone");
-    bench.engine.look_for_tampering();
+    bench.engine.poll_dataplanes();
     bench.turn();
     let calls = bench.v4.calls();
     assert!(matches!(calls.as_slice(), [call] if call.changes.full), "{calls:?}");
@@ -149,7 +151,7 @@ fn what_others_change_is_put_back_at_once_but_a_fight_does_not_spin() {
     let start = bench.time.now().instant;
     for _ in 0..1000 {
         bench.v4.tamper("again");
-        bench.engine.look_for_tampering();
+        bench.engine.poll_dataplanes();
         bench.pass(10 * MILLI);
     }
     let seconds = bench.time.now().instant.duration_since(start).as_secs();
@@ -160,11 +162,11 @@ fn what_others_change_is_put_back_at_once_but_a_fight_does_not_spin() {
 }
 
 #[test]
-fn after_a_write_that_nobody_watched_over_everything_is_compared_once() {
+fn after_a_write_without_notifications_everything_is_compared_once() {
     let mut bench = Bench::synced(web());
     bench.pass(SECOND);
     bench.v4.calls();
-    bench.v4.reply(Reply::Unwatched);
+    bench.v4.reply(Reply::MissedNotifications);
     bench.engine.apply(vec![slice("web", 9, "TCP", |_| {})]);
     bench.pass(900 * MILLI);
     let calls = bench.v4.calls();
@@ -172,13 +174,13 @@ fn after_a_write_that_nobody_watched_over_everything_is_compared_once() {
     bench.pass(10 * SECOND);
     let calls = bench.v4.calls();
     assert!(matches!(calls.as_slice(), [call] if call.changes.full), "{calls:?}");
-    assert_eq!(bench.metric("portwarden_tampering_total{ip_family=\"IPv4\"}"), None, "nobody is accused");
+    assert_eq!(bench.metric("portwarden_tampering_total{ip_family=\"IPv4\"}"), None, "no process is blamed");
 }
 
 #[test]
-fn a_refused_service_is_told_once_and_tried_again() {
+fn a_refused_service_is_reported_once_and_tried_again() {
     let mut bench = Bench::synced(web());
-    let refused = Isolated { service: name("web"), reason: "no room".to_owned() };
+    let refused = RefusedService { service: name("web"), reason: "no room".to_owned() };
     for _ in 0..2 {
         bench.v4.reply(Reply::Refuse(vec![refused.clone()]));
     }
@@ -190,8 +192,11 @@ fn a_refused_service_is_told_once_and_tried_again() {
     let calls = bench.v4.calls();
     assert_eq!(calls.len(), 3, "tried after one and after two more seconds");
     assert!(calls.iter().all(|call| call.changes.services == [name("web")].into() && !call.changes.full));
-    assert_eq!(bench.outlets.notices.try_recv().ok(), Some(Notice::Refused { family: Family::V4, refused }));
-    assert!(bench.outlets.notices.try_recv().is_err(), "told once");
+    assert_eq!(
+        bench.receivers.notices.try_recv().ok(),
+        Some(Notice::Refused { family: Family::V4, refused })
+    );
+    assert!(bench.receivers.notices.try_recv().is_err(), "reported once");
     assert_eq!(bench.metric("portwarden_isolated_services{ip_family=\"IPv4\"}").as_deref(), Some("0"));
 }
 
@@ -209,8 +214,8 @@ fn stale_flows_are_looked_for_until_that_worked() {
     bench.engine.apply(vec![service("web", 1, "TCP", |_| {}), slice("web", 1, "TCP", |_| {})]);
     bench.pass(SECOND);
     assert_eq!(bench.flows.asked.lock().unwrap().len(), 3, "TCP alone is no reason");
-    bench.v4.tamper("somebody flushed");
-    bench.engine.look_for_tampering();
+    bench.v4.tamper("another process flushed");
+    bench.engine.poll_dataplanes();
     bench.pass(SECOND);
     let asked = bench.flows.asked.lock().unwrap();
     let full: Vec<bool> = asked.iter().map(|(_, changes)| changes.full).collect();
@@ -221,7 +226,7 @@ fn stale_flows_are_looked_for_until_that_worked() {
 fn the_first_sync_waits_for_the_node() {
     let mut bench = Bench::with(Settings::new("here"), NodeWait::FOR_API_SERVER);
     bench.list(vec![service("web", 1, "TCP", |_| {})]);
-    assert_eq!(bench.turn(), Some(10 * SECOND), "then it is told again");
+    assert_eq!(bench.turn(), Some(10 * SECOND), "then it is logged again");
     bench.pass(10 * SECOND);
     assert!(bench.v4.calls().is_empty());
     bench.engine.apply(vec![node(|node| node.status.addresses.clear())]);
@@ -242,7 +247,7 @@ fn a_node_that_never_comes_is_done_without() {
 }
 
 #[test]
-fn what_the_first_sync_waits_for_is_told() {
+fn what_the_first_sync_waits_for_is_logged() {
     let lines = logged(|| {
         let settings = Settings { detect_local: DetectLocal::NodeCidr, ..Settings::new("here") };
         let mut bench = Bench::with(settings, NodeWait::FOR_API_SERVER);
@@ -255,15 +260,19 @@ fn what_the_first_sync_waits_for_is_told() {
         bench.engine.apply(vec![node(|node| node.spec.pod_cidrs = vec!["10.1.0.0/24".to_owned()])]);
         bench.pass(SECOND);
     });
-    let told = |words: &str| lines.lines().filter(|line| line.contains(words)).count();
-    assert_eq!(told("Waiting for node to exist"), 1, "{lines}");
-    assert_eq!(told("Waiting for node to be assigned IPs"), 2, "at once and after ten seconds\n{lines}");
-    assert_eq!(told("Waiting for PodCIDR allocation on the node"), 1, "{lines}");
-    assert_eq!(told("Successfully retrieved NodeIPs"), 1, "{lines}");
+    let logged_lines = |words: &str| lines.lines().filter(|line| line.contains(words)).count();
+    assert_eq!(logged_lines("Waiting for node to exist"), 1, "{lines}");
+    assert_eq!(
+        logged_lines("Waiting for node to be assigned IPs"),
+        2,
+        "at once and after ten seconds\n{lines}"
+    );
+    assert_eq!(logged_lines("Waiting for PodCIDR allocation on the node"), 1, "{lines}");
+    assert_eq!(logged_lines("Successfully retrieved NodeIPs"), 1, "{lines}");
 }
 
 #[test]
-fn pod_ranges_are_waited_for_where_they_tell_pod_traffic() {
+fn pod_ranges_are_waited_for_where_they_identify_pod_traffic() {
     let settings = Settings { detect_local: DetectLocal::NodeCidr, ..Settings::new("here") };
     let mut bench = Bench::with(settings, NodeWait::FOR_API_SERVER);
     bench.list(vec![node(|_| {}), service("web", 1, "TCP", |_| {})]);
@@ -334,7 +343,7 @@ fn the_words_that_alerts_look_for_are_logged() {
         ("INFO", "Caches are synced controller=\"serviceCIDR config\""),
         ("DEBUG", "Syncing first rules ipFamily=IPv4 fullSync=true"),
         ("DEBUG", "Reloading service first data ipFamily=IPv4 numServices=1 numEndpoints=1"),
-        ("ERROR", "first sync failed ipFamily=IPv4 err=\"busy\""),
+        ("ERROR", "a sync failed ipFamily=IPv4 err=\"busy\""),
         ("INFO", "Sync failed ipFamily=IPv4 mode=\"first\" retryingTime="),
         ("DEBUG", "SyncProxyRules complete ipFamily=IPv4"),
         ("TRACE", "Network programming ipFamily=IPv4 elapsed="),
@@ -358,7 +367,7 @@ fn a_deleted_node_keeps_its_address_but_gets_no_new_traffic() {
     assert!(bench.v4.calls().iter().all(|call| !call.changes.node), "rules stay as they are");
     let kept = Arc::new(Mutex::new(None));
     let seen = kept.clone();
-    bench.engine.take(Message::Look(Box::new(move |cluster| {
+    bench.engine.take(Message::Inspect(Box::new(move |cluster| {
         *seen.lock().unwrap() = Some(cluster.desired(Family::V4).node.ip.to_string());
     })));
     assert_eq!(kept.lock().unwrap().as_deref(), Some("192.168.0.2"));
@@ -378,11 +387,12 @@ fn another_mode_comes_before_the_old_one_goes() {
         pacing: PacerConfig::default(),
         loopback_proxy: false,
         dataplanes: Some(Replacement {
+            words: words("second"),
             dataplanes: vec![
                 fake(Family::V4, "second", &new_v4, &bench.time, MILLI),
                 fake(Family::V6, "second", &new_v6, &bench.time, MILLI),
             ],
-            retire: Some(Box::new(move || *flag.lock().unwrap() = true)),
+            remove_leftovers: Some(Box::new(move || *flag.lock().unwrap() = true)),
         }),
     })));
     bench.turn();
@@ -413,8 +423,9 @@ fn other_options_of_the_same_mode_take_over_its_objects() {
         pacing: PacerConfig::default(),
         loopback_proxy: false,
         dataplanes: Some(Replacement {
+            words: words("first"),
             dataplanes: vec![fake(Family::V4, "first", &fresh, &bench.time, MILLI)],
-            retire: None,
+            remove_leftovers: None,
         }),
     })));
     bench.turn();
@@ -435,10 +446,7 @@ fn other_settings_take_effect_at_once() {
     })));
     bench.turn();
     let calls = bench.v4.calls();
-    assert!(
-        matches!(calls.as_slice(), [call] if call.changes.node && call.changes.services.contains(&name("web"))),
-        "{calls:?}"
-    );
+    assert!(matches!(calls.as_slice(), [call] if call.changes.services.contains(&name("web"))), "{calls:?}");
 }
 
 #[test]
@@ -453,18 +461,18 @@ fn health_check_ports_follow_what_the_kernel_has() {
     bench.v4.reply(Reply::Fail("busy"));
     bench.engine.apply(vec![service("web", 1, "TCP", local)]);
     bench.turn();
-    assert!(bench.outlets.health_checks.borrow().v4.ports.is_empty(), "not before the rules are in force");
+    assert!(bench.receivers.health_checks.borrow().v4.ports.is_empty(), "not before the rules are in force");
     bench.pass(SECOND);
-    let check = bench.outlets.health_checks.borrow().v4.ports.get(&name("web")).copied();
+    let check = bench.receivers.health_checks.borrow().v4.ports.get(&name("web")).copied();
     assert!(check.is_some_and(|check| check.port.get() == 31000 && check.local_endpoints == 1), "{check:?}");
     bench.engine.apply(vec![Event::SliceDeleted(name("web-1"))]);
     bench.pass(SECOND);
     let count =
-        bench.outlets.health_checks.borrow().v4.ports.get(&name("web")).map(|check| check.local_endpoints);
+        bench.receivers.health_checks.borrow().v4.ports.get(&name("web")).map(|check| check.local_endpoints);
     assert_eq!(count, Some(0));
     bench.engine.apply(vec![Event::ServiceDeleted(name("web"))]);
     bench.pass(SECOND);
-    assert!(bench.outlets.health_checks.borrow().v4.ports.is_empty());
+    assert!(bench.receivers.health_checks.borrow().v4.ports.is_empty());
 }
 
 #[test]
@@ -496,4 +504,53 @@ fn a_stop_ends_the_loop_and_leaves_the_kernel_alone() {
     assert!(handle.send(Message::Stop));
     run(bench.engine, &inbox, None).expect("ends well");
     assert!(bench.v4.calls().is_empty());
+}
+
+#[test]
+fn a_sync_that_waits_for_its_dataplane_is_repeated_when_the_dataplane_is_ready() {
+    let mut bench = Bench::synced(web());
+    bench.v4.reply(Reply::FailUntilReady("another process holds the lock"));
+    bench.engine.apply(vec![slice("web", 9, "TCP", |_| {})]);
+    bench.pass(10 * SECOND);
+    assert_eq!(bench.v4.calls().len(), 1, "no attempt without a reason");
+    assert!(!bench.health.report(bench.time.now().instant + 60 * SECOND).0.healthy, "the family is late");
+    bench.v4.notify(Notification::Ready { family: Family::V4 });
+    bench.engine.poll_dataplanes();
+    bench.pass(SECOND);
+    let calls = bench.v4.calls();
+    assert!(matches!(calls.as_slice(), [call] if call.changes.services.contains(&name("web"))), "{calls:?}");
+    bench.v4.reply(Reply::FailUntilReady("a child never ends"));
+    bench.engine.apply(vec![slice("web", 8, "TCP", |_| {})]);
+    bench.pass(40 * SECOND);
+    assert_eq!(bench.v4.calls().len(), 2, "after the sync period it is tried without a notification");
+}
+
+#[test]
+fn a_service_can_be_refused_and_accepted_after_its_sync() {
+    let mut bench = Bench::synced(web());
+    let refused = RefusedService { service: name("web"), reason: "port 80 is in use".to_owned() };
+    for _ in 0..2 {
+        bench.v4.notify(Notification::Refused { family: Family::V4, refused: refused.clone() });
+        bench.engine.poll_dataplanes();
+    }
+    let count = |bench: &Bench| bench.metric("portwarden_isolated_services{ip_family=\"IPv4\"}");
+    assert_eq!(count(&bench).as_deref(), Some("1"));
+    assert_eq!(
+        bench.receivers.notices.try_recv().ok(),
+        Some(Notice::Refused { family: Family::V4, refused })
+    );
+    assert!(bench.receivers.notices.try_recv().is_err(), "reported once");
+    bench.v4.notify(Notification::Accepted { family: Family::V4, service: name("web") });
+    bench.engine.poll_dataplanes();
+    assert_eq!(count(&bench).as_deref(), Some("0"));
+}
+
+#[test]
+fn what_a_dataplane_counts_becomes_a_metric() {
+    let mut bench = Bench::synced(web());
+    let counts = vec![Count { metric: "things_total", labels: vec![("kind", "late".to_owned())], by: 3 }];
+    bench.v4.notify(Notification::Counts { family: Family::V4, counts });
+    bench.engine.poll_dataplanes();
+    let series = "kubeproxy_things_total{ip_family=\"IPv4\",kind=\"late\"}";
+    assert_eq!(bench.metric(series).as_deref(), Some("3"));
 }

@@ -1,4 +1,4 @@
-//! What the first sync waits for, told once and again: a proxy that waits in silence looks like one that hangs.
+//! Logs what the first sync waits for, again and again: a proxy that waits in silence looks like one that hangs.
 
 use std::time::{Duration, Instant};
 
@@ -39,29 +39,29 @@ impl Missing {
 
 /// When there was, and will be, a line about what is missing.
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
-    told: Option<Told>,
+pub(super) struct Reminder {
+    last: Option<Line>,
 }
 
 #[derive(Debug)]
-struct Told {
+struct Line {
     missing: Missing,
     gap: Duration,
     next: Instant,
 }
 
-impl Waiting {
-    /// Tells what is missing if it is time to. Returns when to ask again: for the next line, or because the wait is over.
-    pub(super) fn tell(&mut self, node: &str, missing: Missing, now: Instant, until: Instant) -> Instant {
-        let gap = match &self.told {
-            Some(told) if told.missing == missing && now < told.next => return told.next.min(until),
-            Some(told) if told.missing == missing => (told.gap * 2).min(LONGEST_SILENCE),
+impl Reminder {
+    /// Logs what is missing if it is time to. Returns when to ask again: for the next line, or because the wait is over.
+    pub(super) fn remind(&mut self, node: &str, missing: Missing, now: Instant, until: Instant) -> Instant {
+        let gap = match &self.last {
+            Some(last) if last.missing == missing && now < last.next => return last.next.min(until),
+            Some(last) if last.missing == missing => (last.gap * 2).min(LONGEST_SILENCE),
             _ => FIRST_REMINDER,
         };
         let left = until.saturating_duration_since(now);
         info!(node, atMost = ?left, "{}", missing.words());
         let next = now + gap;
-        self.told = Some(Told { missing, gap, next });
+        self.last = Some(Line { missing, gap, next });
         next.min(until)
     }
 }
@@ -72,15 +72,15 @@ mod tests {
     use crate::logging::captured::logged;
 
     #[test]
-    fn reminders_come_ever_more_rarely_but_at_least_once_a_minute() {
+    fn reminders_come_at_growing_intervals_but_at_least_once_a_minute() {
         let (start, until) = (Instant::now(), Duration::from_secs(330));
         let mut at = Vec::new();
         let lines = logged(|| {
-            let mut waiting = Waiting::default();
+            let mut reminder = Reminder::default();
             let mut now = start;
             while now < start + until {
                 at.push((now - start).as_secs());
-                now = waiting.tell("here", Missing::PodCidrs, now, start + until);
+                now = reminder.remind("here", Missing::PodCidrs, now, start + until);
             }
         });
         assert_eq!(at, [0, 10, 30, 70, 130, 190, 250, 310]);
@@ -88,14 +88,14 @@ mod tests {
     }
 
     #[test]
-    fn something_else_that_is_missing_is_told_at_once() {
+    fn something_else_that_is_missing_is_logged_at_once() {
         let now = Instant::now();
         let until = now + Duration::from_secs(30);
         let lines = logged(|| {
-            let mut waiting = Waiting::default();
-            waiting.tell("here", Missing::Node, now, until);
-            waiting.tell("here", Missing::Node, now + Duration::from_secs(1), until);
-            waiting.tell("here", Missing::Addresses, now + Duration::from_secs(2), until);
+            let mut reminder = Reminder::default();
+            reminder.remind("here", Missing::Node, now, until);
+            reminder.remind("here", Missing::Node, now + Duration::from_secs(1), until);
+            reminder.remind("here", Missing::Addresses, now + Duration::from_secs(2), until);
         });
         assert_eq!(lines.lines().count(), 2, "{lines}");
         assert!(lines.contains("Waiting for node to exist") && lines.contains("assigned IPs"), "{lines}");

@@ -1,4 +1,4 @@
-//! Events on their way into the cluster.
+//! Takes events into the cluster: counts them, and decides when the first sync may happen.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use portwarden_model::object::Node;
 use portwarden_model::{Cluster, DetectLocal, Event, Family, Kind};
 use tracing::{error, info, warn};
 
-use super::waiting::{Missing, Waiting};
+use super::node_wait::{Missing, Reminder};
 use crate::metrics::ChangeMetrics;
 
 /// How long the first sync waits for the Node once Services and slices are known. Without the Node's address, node ports that should
@@ -15,12 +15,12 @@ use crate::metrics::ChangeMetrics;
 pub struct NodeWait {
     /// For its addresses; then it goes on without.
     pub addresses: Duration,
-    /// For its pod ranges, where pod traffic is told by them; then the engine gives up. `None` means that it goes on without.
+    /// For its pod ranges, where they identify pod traffic; then the engine gives up. `None` means that it goes on without.
     pub pod_cidrs: Option<Duration>,
 }
 
 impl NodeWait {
-    /// As the reference waits for an API server's Node.
+    /// As kube-proxy waits for the Node of an API server.
     pub const FOR_API_SERVER: NodeWait =
         NodeWait { addresses: Duration::from_secs(30), pod_cidrs: Some(Duration::from_secs(300)) };
 
@@ -52,27 +52,27 @@ pub(super) struct Touched {
     pub(super) node: bool,
 }
 
-/// Counts events and watches over the Node.
-pub(super) struct Arrivals {
+/// Counts events and follows the Node.
+pub(super) struct EventIntake {
     wait: NodeWait,
     metrics: ChangeMetrics,
     /// When Services and slices were first known.
     synced: Option<Instant>,
     ready: bool,
-    waiting: Waiting,
+    reminder: Reminder,
     services_pending: u32,
     endpoints_pending: u32,
     node: Option<Node>,
 }
 
-impl Arrivals {
+impl EventIntake {
     pub(super) fn new(wait: NodeWait, metrics: ChangeMetrics) -> Self {
-        Arrivals {
+        EventIntake {
             wait,
             metrics,
             synced: None,
             ready: false,
-            waiting: Waiting::default(),
+            reminder: Reminder::default(),
             services_pending: 0,
             endpoints_pending: 0,
             node: None,
@@ -88,7 +88,7 @@ impl Arrivals {
     ) -> Touched {
         let mut touched = Touched::default();
         for event in events {
-            let kind = Arrival::of(&event);
+            let kind = Subject::of(&event);
             let completed = completed(&event, cluster);
             let changed = cluster.apply(event);
             if let Some(kind) = completed {
@@ -96,13 +96,13 @@ impl Arrivals {
             }
             self.count(kind, changed, families);
             match kind {
-                Arrival::Other => touched.node |= changed,
+                Subject::Other => touched.node |= changed,
                 _ => touched.objects |= changed,
             }
             // A list that ends may remove objects of any kind.
-            touched.objects |= changed && kind == Arrival::Other;
+            touched.objects |= changed && kind == Subject::Other;
         }
-        self.keep_node(cluster);
+        self.follow_node(cluster);
         self.metrics.services_pending.set(f64::from(self.services_pending));
         self.metrics.endpoints_pending.set(f64::from(self.endpoints_pending));
         touched
@@ -135,14 +135,14 @@ impl Arrivals {
         let addresses_until = since + self.wait.addresses;
         if node.is_none_or(|node| node.ips.is_empty()) && now < addresses_until {
             let missing = missing_or(Missing::Addresses);
-            return Readiness::Wait(Some(self.waiting.tell(name.as_str(), missing, now, addresses_until)));
+            return Readiness::Wait(Some(self.reminder.remind(name.as_str(), missing, now, addresses_until)));
         }
         let needs_pod_cidrs = cluster.settings().detect_local == DetectLocal::NodeCidr
             && node.is_none_or(|node| node.pod_cidrs.is_empty());
         if let Some(wait) = self.wait.pod_cidrs.filter(|_| needs_pod_cidrs) {
             let (missing, until) = (missing_or(Missing::PodCidrs), addresses_until + wait);
             if now < until {
-                return Readiness::Wait(Some(self.waiting.tell(name.as_str(), missing, now, until)));
+                return Readiness::Wait(Some(self.reminder.remind(name.as_str(), missing, now, until)));
             }
             return Readiness::Failed(missing);
         }
@@ -158,43 +158,37 @@ impl Arrivals {
         Readiness::Ready
     }
 
-    fn count(&mut self, kind: Arrival, changed: bool, families: &[Family]) {
+    fn count(&mut self, kind: Subject, changed: bool, families: &[Family]) {
         match kind {
-            Arrival::Service => {
+            Subject::Service => {
                 self.metrics.services_total.inc_by(families.len() as u64);
                 self.services_pending += u32::from(changed);
             }
-            Arrival::Slice(family) if family.is_none_or(|family| families.contains(&family)) => {
+            Subject::Slice(family) if family.is_none_or(|family| families.contains(&family)) => {
                 self.metrics.endpoints_total.inc();
                 self.endpoints_pending += u32::from(changed);
             }
-            Arrival::Slice(_) | Arrival::Other => {}
+            Subject::Slice(_) | Subject::Other => {}
         }
     }
 
-    /// A Node that is deleted keeps its address and zone for us, and is no longer eligible for new traffic: forgetting the address would
-    /// open node ports that answer on it alone to every address of the host, while its pods still run.
-    fn keep_node(&mut self, cluster: &mut Cluster) {
-        match (cluster.node(), self.node.take()) {
-            (Some(node), before) => {
-                log_differences(before.as_ref(), node);
-                self.node = Some(node.clone());
+    /// Logs what is new about the Node.
+    fn follow_node(&mut self, cluster: &Cluster) {
+        let Some(node) = cluster.node() else { return };
+        if let Some(before) = &self.node {
+            log_differences(before, node);
+            if before.eligible && cluster.is_node_deleted() {
+                warn!(node = %node.name, "Node is being deleted; keeping its addresses");
             }
-            (None, Some(gone)) if gone.name == cluster.settings().node_name => {
-                if gone.eligible {
-                    warn!(node = %gone.name, "Node is being deleted; keeping its addresses");
-                }
-                let kept = Node { eligible: false, ..gone };
-                cluster.apply(Event::NodeApplied(kept.clone()));
-                self.node = Some(kept);
-            }
-            (None, _) => {}
         }
+        self.node = Some(node.clone());
     }
 }
 
-fn log_differences(before: Option<&Node>, node: &Node) {
-    let Some(before) = before else { return };
+fn log_differences(before: &Node, node: &Node) {
+    if before.name != node.name {
+        return;
+    }
     if before.ips != node.ips {
         info!(node = %node.name, before = ?before.ips, now = ?node.ips, "NodeIPs changed for the node");
     }
@@ -211,8 +205,8 @@ fn completed(event: &Event, before: &Cluster) -> Option<Kind> {
     }
 }
 
-/// Tells that all kinds of objects are asked for from now on, in the words that operators know.
-pub fn tell_waiting() {
+/// Logs that all kinds of objects are being listed, in kube-proxy's words.
+pub fn log_waiting_for_caches() {
     for kind in [Kind::Service, Kind::EndpointSlice, Kind::ServiceCidr, Kind::Node] {
         let controller = controller(kind);
         info!("Starting {controller} controller");
@@ -231,26 +225,26 @@ fn controller(kind: Kind) -> &'static str {
 
 /// What an event is about, as far as counting goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Arrival {
+enum Subject {
     Service,
     /// The family is not known of a deleted one.
     Slice(Option<Family>),
     Other,
 }
 
-impl Arrival {
+impl Subject {
     fn of(event: &Event) -> Self {
         match event {
-            Event::ServiceApplied(_) | Event::ServiceDeleted(_) => Arrival::Service,
-            Event::SliceApplied(slice) => Arrival::Slice(Some(slice.family())),
-            Event::SliceDeleted(_) => Arrival::Slice(None),
+            Event::ServiceApplied(_) | Event::ServiceDeleted(_) => Subject::Service,
+            Event::SliceApplied(slice) => Subject::Slice(Some(slice.family())),
+            Event::SliceDeleted(_) => Subject::Slice(None),
             Event::NodeApplied(_)
             | Event::NodeDeleted(_)
             | Event::ServiceCidrApplied(_)
             | Event::ServiceCidrDeleted(_)
             | Event::ListStarted(_)
             | Event::ListDone(_)
-            | Event::HostAddresses(_) => Arrival::Other,
+            | Event::HostAddresses(_) => Subject::Other,
         }
     }
 }

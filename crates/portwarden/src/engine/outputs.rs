@@ -1,18 +1,16 @@
-//! What leaves the engine for the other thread.
+//! What the engine publishes to the runtime's thread.
 
 use std::collections::BTreeMap;
 
 use portwarden_model::{
-    Changes, Desired, Family, HealthCheck, Isolated, NamespacedName, NodePortAddresses, PerFamily, Problem,
+    Changes, Desired, Family, HealthCheck, NamespacedName, NodePortAddresses, PerFamily, Problem,
+    RefusedService,
 };
 use tokio::sync::{mpsc, watch};
 
 use super::loopback::LoopbackPorts;
 
-/// The mode that needs a proxy for node ports on loopback addresses.
-const LOOPBACK_MODE: &str = "nftables";
-
-/// Something that the operator should hear of through the API.
+/// Something to report to the operator as an Event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
     /// The kernel refuses a Service.
@@ -20,7 +18,7 @@ pub enum Notice {
         /// In this family.
         family: Family,
         /// The Service and the reason.
-        refused: Isolated,
+        refused: RefusedService,
     },
     /// Part of an object cannot be used.
     Problem(Problem),
@@ -42,7 +40,7 @@ impl Default for HealthCheckPorts {
 }
 
 /// The engine's ends of the channels to the other thread.
-pub struct Published {
+pub struct EngineOutputs {
     health_checks: watch::Sender<PerFamily<HealthCheckPorts>>,
     loopback_proxy: bool,
     loopback_ports: watch::Sender<PerFamily<LoopbackPorts>>,
@@ -50,27 +48,27 @@ pub struct Published {
 }
 
 /// The other thread's ends.
-pub struct Outlets {
+pub struct EngineReceivers {
     /// The health-check ports that should be open.
     pub health_checks: watch::Receiver<PerFamily<HealthCheckPorts>>,
     /// The node ports that should answer on loopback addresses.
     pub loopback_ports: watch::Receiver<PerFamily<LoopbackPorts>>,
-    /// What to tell through the API.
+    /// What to report as Events.
     pub notices: mpsc::Receiver<Notice>,
 }
 
-impl Published {
+impl EngineOutputs {
     /// Makes both ends. Beyond `limit` notices that wait, new ones are left out: they are in the log anyway.
-    pub fn new(limit: usize) -> (Self, Outlets) {
+    pub fn new(limit: usize) -> (Self, EngineReceivers) {
         let (health_checks, health_checks_out) = watch::channel(PerFamily::default());
         let (loopback_ports, loopback_ports_out) = watch::channel(PerFamily::default());
         let (notices, notices_out) = mpsc::channel(limit);
-        let outlets = Outlets {
+        let receivers = EngineReceivers {
             health_checks: health_checks_out,
             loopback_ports: loopback_ports_out,
             notices: notices_out,
         };
-        (Published { health_checks, loopback_proxy: false, loopback_ports, notices }, outlets)
+        (EngineOutputs { health_checks, loopback_proxy: false, loopback_ports, notices }, receivers)
     }
 
     /// Says whether a proxy in user space serves node ports on loopback addresses; at first none does. They are published with the next
@@ -86,10 +84,9 @@ impl Published {
         let _ = self.notices.try_send(notice);
     }
 
-    /// Publishes the node ports on loopback addresses after a sync that brought `changes` to the kernel. Other modes' rules serve them by
-    /// themselves or not at all.
-    pub(super) fn loopback_ports(&self, mode: &str, desired: &Desired, changes: &Changes) {
-        if self.loopback_proxy && mode == LOOPBACK_MODE {
+    /// Publishes the node ports on loopback addresses after a sync that brought `changes` to the kernel.
+    pub(super) fn loopback_ports(&self, desired: &Desired, changes: &Changes) {
+        if self.loopback_proxy {
             self.loopback_ports
                 .send_if_modified(|families| families[desired.family].update(desired, changes));
         }

@@ -1,20 +1,20 @@
-//! Services that the kernel refuses: told once, tried again ever more rarely, forgotten when they are taken.
+//! Services that the kernel refuses: reported once, tried again at growing intervals, forgotten when they work.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use portwarden_model::{Changes, Isolated, NamespacedName};
+use portwarden_model::{Changes, NamespacedName, RefusedService};
 
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
 /// The refused Services of one family.
 #[derive(Debug, Default)]
-pub(super) struct Isolation {
-    refused: BTreeMap<NamespacedName, Refused>,
+pub(super) struct RefusedServices {
+    refused: BTreeMap<NamespacedName, Known>,
 }
 
 #[derive(Debug)]
-struct Refused {
+struct Known {
     reason: String,
     wait: Duration,
     retry: Instant,
@@ -24,30 +24,30 @@ struct Refused {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Difference {
     /// Refused now for the first time, or for another reason than before.
-    pub(super) fresh: Vec<Isolated>,
+    pub(super) fresh: Vec<RefusedService>,
     /// Taken now, or gone.
     pub(super) recovered: Vec<NamespacedName>,
 }
 
-impl Isolation {
+impl RefusedServices {
     /// Takes in the report of a sync that tried `changes`. No retry is put off longer than `longest`.
     pub(super) fn report(
         &mut self,
         changes: &Changes,
-        isolated: Vec<Isolated>,
+        refused: Vec<RefusedService>,
         now: Instant,
         longest: Duration,
     ) -> Difference {
         let mut before = std::mem::take(&mut self.refused);
         let mut difference = Difference::default();
-        for one in isolated {
+        for one in refused {
             let known = before.remove(&one.service);
             let wait =
                 known.as_ref().map_or(FIRST_RETRY, |known| (known.wait * 2).min(longest.max(FIRST_RETRY)));
             if known.is_none_or(|known| known.reason != one.reason) {
                 difference.fresh.push(one.clone());
             }
-            self.refused.insert(one.service, Refused { reason: one.reason, wait, retry: now + wait });
+            self.refused.insert(one.service, Known { reason: one.reason, wait, retry: now + wait });
         }
         for (service, known) in before {
             if changes.full || changes.services.contains(&service) {
@@ -57,6 +57,17 @@ impl Isolation {
             }
         }
         difference
+    }
+
+    /// A Service was refused after its sync. Returns whether that is news.
+    pub(super) fn add(&mut self, refused: RefusedService, now: Instant, longest: Duration) -> bool {
+        let changes = Changes { services: [refused.service.clone()].into(), ..Changes::default() };
+        !self.report(&changes, vec![refused], now, longest).fresh.is_empty()
+    }
+
+    /// A Service works after all. Returns whether it was refused before.
+    pub(super) fn remove(&mut self, service: &NamespacedName) -> bool {
+        self.refused.remove(service).is_some()
     }
 
     /// The Services to try again now.
@@ -79,8 +90,8 @@ impl Isolation {
 mod tests {
     use super::*;
 
-    fn refused(name: &str, reason: &str) -> Isolated {
-        Isolated { service: NamespacedName::new("demo", name), reason: reason.to_owned() }
+    fn refused(name: &str, reason: &str) -> RefusedService {
+        RefusedService { service: NamespacedName::new("demo", name), reason: reason.to_owned() }
     }
 
     fn tried(name: &str) -> Changes {
@@ -88,31 +99,31 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_told_once_and_retried_ever_more_rarely() {
+    fn a_refusal_is_reported_once_and_retried_at_growing_intervals() {
         let (start, longest) = (Instant::now(), Duration::from_secs(3));
-        let mut isolation = Isolation::default();
+        let mut services = RefusedServices::default();
         let mut now = start;
         for (wait, fresh) in [(1, 1), (2, 0), (3, 0), (3, 0)] {
-            let difference = isolation.report(&tried("web"), vec![refused("web", "no room")], now, longest);
+            let difference = services.report(&tried("web"), vec![refused("web", "no room")], now, longest);
             assert_eq!(difference.fresh.len(), fresh);
-            assert_eq!(isolation.next(), Some(now + Duration::from_secs(wait)));
-            assert_eq!(isolation.due(now).count(), 0);
+            assert_eq!(services.next(), Some(now + Duration::from_secs(wait)));
+            assert_eq!(services.due(now).count(), 0);
             now += Duration::from_secs(wait);
-            assert_eq!(isolation.due(now).count(), 1);
+            assert_eq!(services.due(now).count(), 1);
         }
-        let other = isolation.report(&tried("web"), vec![refused("web", "bad key")], now, longest);
-        assert_eq!(other.fresh.len(), 1, "another reason is told again");
+        let other = services.report(&tried("web"), vec![refused("web", "bad key")], now, longest);
+        assert_eq!(other.fresh.len(), 1, "another reason is reported again");
     }
 
     #[test]
     fn only_a_sync_that_tried_a_service_can_clear_it() {
         let (now, longest) = (Instant::now(), Duration::from_secs(30));
-        let mut isolation = Isolation::default();
-        isolation.report(&Changes::everything(), vec![refused("web", "no room")], now, longest);
-        assert_eq!(isolation.report(&tried("other"), vec![], now, longest), Difference::default());
-        assert_eq!(isolation.len(), 1);
-        let difference = isolation.report(&tried("web"), vec![], now, longest);
+        let mut services = RefusedServices::default();
+        services.report(&Changes::everything(), vec![refused("web", "no room")], now, longest);
+        assert_eq!(services.report(&tried("other"), vec![], now, longest), Difference::default());
+        assert_eq!(services.len(), 1);
+        let difference = services.report(&tried("web"), vec![], now, longest);
         assert_eq!(difference.recovered, [NamespacedName::new("demo", "web")]);
-        assert_eq!(isolation.next(), None);
+        assert_eq!(services.next(), None);
     }
 }

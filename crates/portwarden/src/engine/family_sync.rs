@@ -1,0 +1,227 @@
+//! One family of a dataplane: which changes wait, when they may be synced, and what the sync led to.
+
+use std::time::{Duration, Instant};
+
+use portwarden_model::{
+    Changes, Dataplane, Desired, Family, NamespacedName, Pacer, PacerConfig, RefusedService, Report, Retry,
+    SyncError,
+};
+use tracing::debug;
+
+use super::clock::Moment;
+use super::refused_services::{Difference, RefusedServices};
+use super::repair::Repair;
+
+/// How long after a write without notifications everything is compared with the kernel: no sooner than this, and so that comparing takes a small
+/// part of the time.
+const COMPARE_AGAIN: Duration = Duration::from_secs(1);
+const COMPARE_AGAIN_SHARE: u32 = 20;
+
+/// The work of one dataplane for one family.
+pub(super) struct FamilySync {
+    family: Family,
+    pending: Changes,
+    pacer: Pacer,
+    pacing: PacerConfig,
+    repair: Repair,
+    refused: RefusedServices,
+    last_full: Option<Instant>,
+    /// How long the last full sync took.
+    full_took: Duration,
+    /// When to compare everything with the kernel, because changes by other processes may have gone unnoticed.
+    compare_again: Option<Instant>,
+    /// The dataplane will say when the next attempt makes sense.
+    awaits_dataplane: bool,
+    failures: u32,
+}
+
+/// What became of a family that was due.
+pub(super) enum Outcome {
+    /// Nothing was left to do.
+    Idle,
+    /// The kernel has it.
+    Done(Box<Done>),
+    /// The kernel does not have all of it; the engine tries again.
+    Failed(Box<Failure>),
+}
+
+/// A sync that succeeded.
+pub(super) struct Done {
+    /// What it brought to the kernel.
+    pub(super) changes: Changes,
+    pub(super) report: Report,
+    pub(super) refused: Difference,
+    pub(super) took: Duration,
+    /// How many attempts failed before.
+    pub(super) failures: u32,
+    /// How many Services the kernel refuses now.
+    pub(super) refused_now: usize,
+}
+
+/// A sync that failed.
+pub(super) struct Failure {
+    pub(super) error: SyncError,
+    pub(super) full: bool,
+    pub(super) took: Duration,
+    /// When the engine tries again; `None` if the dataplane says when.
+    pub(super) retry: Option<Instant>,
+}
+
+impl FamilySync {
+    /// Nothing is in the kernel yet: the first sync writes everything.
+    pub(super) fn new(family: Family, pacing: PacerConfig, now: Instant) -> Self {
+        let mut pacer = Pacer::new(pacing, now);
+        pacer.request(now);
+        FamilySync {
+            family,
+            pending: Changes::everything(),
+            pacer,
+            pacing,
+            repair: Repair::default(),
+            refused: RefusedServices::default(),
+            last_full: None,
+            full_took: Duration::ZERO,
+            compare_again: None,
+            awaits_dataplane: false,
+            failures: 0,
+        }
+    }
+
+    pub(super) fn family(&self) -> Family {
+        self.family
+    }
+
+    /// Whether the kernel has had everything once.
+    pub(super) fn is_installed(&self) -> bool {
+        self.last_full.is_some()
+    }
+
+    pub(super) fn set_pacing(&mut self, pacing: PacerConfig) {
+        self.pacing = pacing;
+        self.pacer.set_config(pacing);
+    }
+
+    /// An event touches this family.
+    pub(super) fn request(&mut self, now: Instant) {
+        self.pacer.request(now);
+    }
+
+    /// Adds changes that the model resolved.
+    pub(super) fn add(&mut self, changes: Changes) {
+        self.pending.merge(changes);
+    }
+
+    /// Another process changed our objects. Returns whether that is news; `None` before the first sync, when what is there belongs to the proxy that
+    /// we take over from.
+    pub(super) fn tampered(&mut self, now: Instant) -> Option<bool> {
+        if !self.is_installed() {
+            return None;
+        }
+        self.pending.full = true;
+        Some(self.repair.ask(now))
+    }
+
+    /// The dataplane says that the failed sync can be repeated now.
+    pub(super) fn ready(&mut self) {
+        self.awaits_dataplane = false;
+    }
+
+    /// A Service turned out to be unusable after its sync. Returns whether that is news.
+    pub(super) fn refused_late(&mut self, refused: RefusedService, now: Instant) -> bool {
+        self.refused.add(refused, now, self.pacing.sync_period)
+    }
+
+    /// A refused Service works now. Returns whether it was known as refused.
+    pub(super) fn accepted_late(&mut self, service: &NamespacedName) -> bool {
+        self.refused.remove(service)
+    }
+
+    /// How many Services the kernel refuses now.
+    pub(super) fn refused_now(&self) -> usize {
+        self.refused.len()
+    }
+
+    /// When there is something to do next.
+    pub(super) fn next(&self, now: Instant) -> Option<Instant> {
+        if self.failures > 0 {
+            // A dataplane that never reports back is asked again after the sync period. Otherwise, while syncs fail, the pacer's growing
+            // intervals alone decide about the next attempt.
+            return self
+                .pacer
+                .next_run()
+                .map(|at| if self.awaits_dataplane { at + self.pacing.sync_period } else { at });
+        }
+        let others = [self.repair.next(now), self.refused.next(), self.compare_again];
+        others.into_iter().chain([self.pacer.next_run()]).flatten().min()
+    }
+
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.next(now).is_some_and(|at| at <= now)
+    }
+
+    /// Adds what is to be done again by now, apart from new changes: this is the one place that decides about full syncs without a cause.
+    pub(super) fn wake(&mut self, full_sync_interval: Option<Duration>, now: Instant) {
+        let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        let periodic = self.last_full.zip(full_sync_interval).map(|(last, interval)| last + interval);
+        if is_due(periodic) || is_due(self.compare_again) {
+            self.pending.full = true;
+        }
+        self.pending.services.extend(self.refused.due(now).cloned());
+    }
+
+    /// Brings the kernel to `desired`.
+    pub(super) fn sync(
+        &mut self,
+        dataplane: &mut dyn Dataplane,
+        mode: &str,
+        desired: &Desired,
+        clock: &dyn Fn() -> Moment,
+    ) -> Outcome {
+        let started = clock().instant;
+        self.pacer.started(started);
+        if self.pending.is_empty() {
+            self.pacer.finished(started, Duration::ZERO, true);
+            return Outcome::Idle;
+        }
+        self.log_start(mode, desired);
+        let result = dataplane.sync(desired, &self.pending, started);
+        let ended = clock().instant;
+        let took = ended.saturating_duration_since(started);
+        self.pacer.finished(ended, took, result.is_ok());
+        match result {
+            Ok(report) => Outcome::Done(Box::new(self.done(report, ended, took))),
+            Err(error) => {
+                self.failures = self.failures.saturating_add(1);
+                self.awaits_dataplane = error.retry == Retry::OnNotification;
+                let retry = self.pacer.next_run().filter(|_| !self.awaits_dataplane);
+                Outcome::Failed(Box::new(Failure { error, full: self.pending.full, took, retry }))
+            }
+        }
+    }
+
+    fn log_start(&self, mode: &str, desired: &Desired) {
+        let family = self.family;
+        debug!(ipFamily = %family, fullSync = self.pending.full, "Syncing {mode} rules");
+        debug!(
+            ipFamily = %family, numServices = desired.services().len(), numEndpoints = desired.totals().endpoints,
+            "Reloading service {mode} data"
+        );
+    }
+
+    fn done(&mut self, mut report: Report, ended: Instant, took: Duration) -> Done {
+        let changes = std::mem::take(&mut self.pending);
+        self.awaits_dataplane = false;
+        if changes.full || report.full {
+            (self.last_full, self.full_took) = (Some(ended), took);
+            self.compare_again = None;
+            self.repair.done(ended, took);
+        }
+        if report.missed_notifications && self.compare_again.is_none() {
+            self.compare_again = Some(ended + COMPARE_AGAIN.max(self.full_took * COMPARE_AGAIN_SHARE));
+        }
+        let refused = std::mem::take(&mut report.refused);
+        let refused = self.refused.report(&changes, refused, ended, self.pacing.sync_period);
+        let failures = std::mem::take(&mut self.failures);
+        Done { changes, report, refused, took, failures, refused_now: self.refused.len() }
+    }
+}
