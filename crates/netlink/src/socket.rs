@@ -112,8 +112,8 @@ impl Socket {
         self.port
     }
 
-    /// Waits no longer than this for an answer; at most, and unless told otherwise, a minute.
-    pub fn set_patience(&self, patience: Duration) -> Result<()> {
+    /// How long to wait for an answer: at most a minute, which is the default.
+    pub fn set_timeout(&self, timeout: Duration) -> Result<()> {
         let failed = |source| Error::Open {
             action: "set the receive timeout of",
             protocol: self.protocol.name(),
@@ -121,7 +121,7 @@ impl Socket {
         };
         // A timeout of zero would mean no limit.
         let micros =
-            i64::try_from(patience.as_micros()).unwrap_or(i64::MAX).clamp(1, ANSWER_SECONDS * 1_000_000);
+            i64::try_from(timeout.as_micros()).unwrap_or(i64::MAX).clamp(1, ANSWER_SECONDS * 1_000_000);
         setsockopt(&self.fd, sockopt::ReceiveTimeout, &TimeVal::microseconds(micros)).map_err(failed)
     }
 
@@ -140,13 +140,6 @@ impl Socket {
             // The caller looks at its own stop condition and calls again.
             Err(Errno::EINTR) => Ok(false),
             Err(source) => Err(Error::Receive { request, source }),
-        }
-    }
-
-    /// Lets filters in dump requests take effect. Kernels before 4.20 lack the option and list everything.
-    pub fn check_strictly(&self) {
-        if let Err(error) = set_netlink_option(self.fd.as_fd(), NetlinkOption::StrictCheck, 1) {
-            tracing::debug!(%error, "the kernel does not filter dumps");
         }
     }
 

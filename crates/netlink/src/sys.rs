@@ -18,8 +18,6 @@ pub(crate) enum NetlinkOption {
     CapAck = 10,
     /// Add the kernel's own words and the offending attribute's offset to error answers.
     ExtAck = 11,
-    /// Check dump requests strictly, so that filters in them take effect.
-    StrictCheck = 12,
 }
 
 /// Sets a netlink option of an open netlink socket.

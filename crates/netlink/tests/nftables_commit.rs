@@ -152,25 +152,6 @@ fn a_rejected_element_is_named_and_nothing_is_taken() {
 }
 
 #[test]
-fn a_fault_seen_at_commit_is_about_the_whole() {
-    in_namespace(|| {
-        let mut client = Client::open().unwrap();
-        let (transaction, ..) = load(1, 1);
-        client.commit(&transaction).unwrap();
-        let table = TableId::new(Family::Ip, "portwarden-test");
-        let mut change = Transaction::new();
-        change.add(Table::new(&table));
-        change.require_generation(u32::MAX);
-        let error = client.commit(&change).unwrap_err();
-        let Error::Rejected(rejected) = &error else { panic!("not rejected: {error}") };
-        assert_eq!(rejected.failures.len(), 1, "{rejected:?}");
-        assert_eq!(rejected.failures[0].place, Place::Whole);
-        assert_eq!(error.errno(), Some(Errno::ERESTART));
-        client.commit(&Transaction::new()).unwrap();
-    });
-}
-
-#[test]
 fn deleting_no_element_is_not_a_flush() {
     in_namespace(|| {
         let mut client = Client::open().unwrap();

@@ -37,7 +37,7 @@ fn ports(notices: &[Notice]) -> Vec<u32> {
 }
 
 #[test]
-fn changes_are_told_with_who_made_them() {
+fn changes_are_reported_with_the_process_that_made_them() {
     in_namespace(|| {
         let mut monitor = Monitor::open().unwrap();
         let mut client = Client::open().unwrap();

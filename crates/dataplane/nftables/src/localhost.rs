@@ -41,7 +41,7 @@ pub(crate) fn add(chains: &mut Chains, family: Family, node: &NodeView) {
 pub fn localhost_rejected_packets(family: Family, patience: Duration) -> Result<Vec<(Protocol, u64)>, Error> {
     let mut client = Client::open().map_err(|source| Error::Open { family, source })?;
     let read = |source| Error::Read { family, source };
-    client.set_patience(patience).map_err(read)?;
+    client.set_timeout(patience).map_err(read)?;
     let counters = match client.counters(&TableId::new(kernel_family(family), TABLE)) {
         Err(error) if error.is_not_found() => Vec::new(),
         counters => counters.map_err(read)?,

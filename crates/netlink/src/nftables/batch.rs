@@ -55,7 +55,7 @@ impl Batch {
         buffer.clear();
         let mut encoder = Encoder { writer: Writer::from_bytes(buffer), messages: Vec::new(), operation: 0 };
         encoder.reserve(transaction);
-        encoder.begin(transaction.generation());
+        encoder.begin();
         for (index, operation) in transaction.operations().iter().enumerate() {
             encoder.operation = index;
             encoder.operation(operation);
@@ -82,9 +82,9 @@ impl Batch {
         self.bytes
     }
 
-    /// Whose answer a sequence number stands for; `None` is the batch as a whole.
+    /// The operation that the answer with this sequence number belongs to; `None` is the batch as a whole.
     ///
-    /// `offset` is where in the message the kernel saw the fault, if it said so.
+    /// `offset` is the position of the fault in the message, if the kernel reported it.
     pub fn origin(&self, sequence: u32, offset: Option<u32>) -> Option<Origin> {
         let index = sequence.checked_sub(FIRST_SEQUENCE + 1)?;
         let span = self.messages.get(usize::try_from(index).ok()?)?;
@@ -143,12 +143,9 @@ impl Encoder {
         self.writer.reserve(total + 128);
     }
 
-    fn begin(&mut self, generation: Option<u32>) {
+    fn begin(&mut self) {
         let mark =
             self.writer.begin_netfilter(message::BATCH_BEGIN, flags::REQUEST, FIRST_SEQUENCE, 0, SUBSYSTEM);
-        if let Some(generation) = generation {
-            self.writer.u32(codes::BATCH_GENERATION, generation);
-        }
         self.writer.end_message(mark);
     }
 

@@ -31,9 +31,9 @@ impl Client {
         self.socket.port()
     }
 
-    /// Waits no longer than this for an answer of the kernel.
-    pub fn set_patience(&self, patience: Duration) -> Result<()> {
-        self.socket.set_patience(patience)
+    /// How long to wait for an answer of the kernel.
+    pub fn set_timeout(&self, timeout: Duration) -> Result<()> {
+        self.socket.set_timeout(timeout)
     }
 
     /// Commits a transaction whole; on an error the kernel took nothing of it.
@@ -106,5 +106,24 @@ fn place(transaction: &Transaction, batch: &Batch, sequence: u32, answer: &Answe
             element: origin.element,
             description: operation.describe(origin.element),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nftables::{Family, Table, TableId};
+    use nix::errno::Errno;
+
+    /// The kernel answers a fault that it finds at commit with the sequence number of the batch's first message.
+    #[test]
+    fn a_fault_at_commit_concerns_the_whole_transaction() {
+        let mut transaction = Transaction::new();
+        transaction.add(Table::new(&TableId::new(Family::Ip, "t")));
+        let batch = Batch::encode(&transaction).unwrap();
+        let answer = Answer::from_code(-(Errno::EINVAL as i32));
+        assert_eq!(place(&transaction, &batch, 1, &answer), Place::Whole);
+        assert_eq!(place(&transaction, &batch, 2, &answer).operation(), Some(0));
+        assert_eq!(place(&transaction, &batch, 9, &answer), Place::Whole);
     }
 }

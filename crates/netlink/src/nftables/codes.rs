@@ -79,8 +79,6 @@ pub(crate) mod message {
     pub(crate) const BATCH_END: u16 = 17;
 }
 
-/// `NFNL_BATCH_GENID`: the generation a batch was computed for.
-pub(crate) const BATCH_GENERATION: u16 = 1;
 /// `NFTA_LIST_ELEM`.
 pub(crate) const LIST_ELEMENT: u16 = 1;
 

@@ -27,7 +27,7 @@ pub struct Event {
 pub enum Change {
     /// The object exists, new or changed.
     Present,
-    /// The object was deleted; of it, only what identifies it is sure to be told.
+    /// The object was deleted. Only the fields that identify it are certain to be present.
     Gone,
 }
 

@@ -152,7 +152,7 @@ pub mod fib {
     pub const IIF: u32 = 8;
     /// Take the outgoing interface into account.
     pub const OIF: u32 = 16;
-    /// Only tell whether there is a route.
+    /// Only whether there is a route.
     pub const PRESENT: u32 = 32;
 }
 

@@ -102,7 +102,7 @@ impl Client {
 
     /// Lists the elements of a set or map. The cost grows with the square of their number.
     ///
-    /// One state is told of sets with a size. Others are hash tables that the kernel resizes in the background, and a listing can miss
+    /// The listing is consistent for sets with a size. The kernel resizes other hash tables in the background, and a listing can miss
     /// elements meanwhile.
     pub fn elements(&mut self, table: &TableId, set: &str) -> Result<Vec<Element>> {
         self.dump_one_state(

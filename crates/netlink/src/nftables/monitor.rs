@@ -1,4 +1,4 @@
-//! Notifications about changes of the ruleset, whoever made them.
+//! Notifications about changes of the ruleset, by this and other processes.
 
 use super::decode::Event;
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// `NFNLGRP_NFTABLES`.
 const GROUP: u32 = 7;
 
-/// Room for notifications that nobody has read yet. Each changed element is a notification.
+/// The size of the queue of unread notifications. Each changed element is a notification.
 const QUEUE: usize = 8 << 20;
 
 const REQUEST: &str = "nftables notifications";
@@ -21,21 +21,21 @@ const REQUEST: &str = "nftables notifications";
 /// A subscription to changes of the ruleset. Wait on it with poll(2) together with other descriptors, or with
 /// [`Monitor::wait`].
 ///
-/// While anyone is subscribed, in whatever network namespace, the kernel builds a notification for each element of a
-/// transaction. That takes longer than the transaction itself, and more of them than fit into the queue are lost.
-/// So [`Monitor::pause`] around a full load, which silences all subscriptions of the process in this namespace.
+/// While any socket is subscribed, in whatever network namespace, the kernel builds a notification for each element of
+/// a transaction. That takes longer than the transaction itself, and those that do not fit into the queue are lost.
+/// Hence [`Monitor::with_notifications_paused`] for large transactions.
 #[derive(Debug)]
 pub struct Monitor {
     socket: Socket,
     subscription: Arc<Subscription>,
 }
 
-/// What a subscriber is told.
+/// What a subscriber receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// Something changed.
     Event(Event),
-    /// Some notifications were lost, as they were not read in time: anything may have changed.
+    /// Notifications were lost because they were not read in time: anything may have changed.
     Missed,
 }
 
@@ -64,7 +64,7 @@ impl Monitor {
                 Err(error) => return Err(error),
             };
             for message in Messages::new(datagram) {
-                // What cannot be read may be anything, so it counts as missed.
+                // A notification that cannot be decoded may be about anything, so it counts as missed.
                 let notice = match message.and_then(|message| Event::decode(&message)) {
                     Ok(Some(event)) => Notice::Event(event),
                     Ok(None) => continue,
@@ -81,6 +81,15 @@ impl Monitor {
         self.socket.wait(REQUEST, timeout)
     }
 
+    /// Runs `work` while notifications are paused, those of this process's other monitors in the same network namespace
+    /// too. Changes in the meantime are not reported.
+    pub fn with_notifications_paused<T>(&self, work: impl FnOnce() -> T) -> Result<T> {
+        self.pause()?;
+        let result = work();
+        self.resume()?;
+        Ok(result)
+    }
+
     /// Stops the notifications, also of this process's other monitors in the same network namespace; those queued
     /// stay readable.
     pub fn pause(&self) -> Result<()> {
@@ -90,7 +99,7 @@ impl Monitor {
         })
     }
 
-    /// Starts the notifications again after [`Monitor::pause`]; what happened in between is not told.
+    /// Starts the notifications again after [`Monitor::pause`]; changes in between are not reported.
     pub fn resume(&self) -> Result<()> {
         self.subscription.all_of_namespace(|pauses| {
             let last = *pauses == 1;
@@ -104,7 +113,7 @@ impl Monitor {
 /// each other.
 static SUBSCRIPTIONS: Mutex<Vec<Weak<Subscription>>> = Mutex::new(Vec::new());
 
-/// One subscription, as the others see it.
+/// One subscription, as the other subscriptions see it.
 #[derive(Debug)]
 struct Subscription {
     fd: OwnedFd,

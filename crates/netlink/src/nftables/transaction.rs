@@ -10,7 +10,6 @@ use std::sync::Arc;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transaction {
     operations: Vec<Operation>,
-    generation: Option<u32>,
 }
 
 /// One operation of a transaction.
@@ -59,9 +58,9 @@ pub enum Object {
     Set(Arc<Set>),
     /// Elements of a set or map.
     Elements {
-        /// The set; it tells how to print the elements.
+        /// The set; its types say how to print the elements.
         set: Arc<Set>,
-        /// The elements. None at all means that nothing is done, also when deleting.
+        /// The elements. Without any, nothing is done, also when deleting.
         elements: Elements,
     },
     /// A named counter.
@@ -175,16 +174,6 @@ impl Transaction {
         self.operations.iter().map(elements).sum()
     }
 
-    /// Lets the kernel refuse the transaction (`ERESTART`) if the ruleset is not of this generation any more.
-    pub fn require_generation(&mut self, generation: u32) {
-        self.generation = Some(generation);
-    }
-
-    /// The generation the ruleset must have.
-    pub fn generation(&self) -> Option<u32> {
-        self.generation
-    }
-
     /// Adds a table, chain, rule, set or counter; fine if it exists already.
     pub fn add(&mut self, object: impl Into<Object>) {
         self.push(Verb::Add, object.into());
@@ -237,19 +226,9 @@ impl Transaction {
         self.push(Verb::Add, Object::Elements { set: Arc::clone(set), elements });
     }
 
-    /// Adds elements; any that exists already is an error.
-    pub fn create_elements(&mut self, set: &Arc<Set>, elements: Elements) {
-        self.push(Verb::Create, Object::Elements { set: Arc::clone(set), elements });
-    }
-
     /// Deletes elements by their keys; any that does not exist is an error.
     pub fn delete_elements(&mut self, set: &Arc<Set>, elements: Elements) {
         self.push(Verb::Delete, Object::Elements { set: Arc::clone(set), elements });
-    }
-
-    /// Deletes elements by their keys; fine if one does not exist. Needs Linux 6.3.
-    pub fn destroy_elements(&mut self, set: &Arc<Set>, elements: Elements) {
-        self.push(Verb::Destroy, Object::Elements { set: Arc::clone(set), elements });
     }
 
     /// Appends the operations of another transaction.

@@ -14,9 +14,6 @@ use std::fmt;
 /// One command a line, as `nft -f` reads them. Elements stand on lines of their own.
 impl fmt::Display for Transaction {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(generation) = self.generation() {
-            writeln!(formatter, "# only on generation {generation}")?;
-        }
         for operation in self.operations() {
             writeln!(formatter, "{operation}")?;
         }
