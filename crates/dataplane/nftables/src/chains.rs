@@ -1,57 +1,29 @@
-//! The rules, which are the same whatever the cluster: they only read the sets.
+//! All chains with their rules. The rules are the same for every cluster: what varies is in the sets that they look up.
 //!
 //! ```text
-//! filter-prerouting-pre-dnat, filter-output-pre-dnat ── firewall             source ranges
-//! nat-prerouting, nat-output ── services ── route ┬──────────────────┬─ draw-N ── redraw-N    draw, translate
-//!                                                 └─ external-local ─┴─ sticky-...           remember, translate
+//! filter-prerouting-pre-dnat, filter-output-pre-dnat ── firewall             source_ranges
+//! nat-prerouting, nat-output ── services ── route ┬──────────────────┬─ draw-N ── redraw-N    service_addresses, load_balancing
+//!                                                 └─ external-local ─┴─ sticky-...           session_affinity
 //! filter-input ── input-checks ─┐
-//! filter-forward, filter-output ┴─ checks ── unserved                        nothing to send to
-//! nat-postrouting ── masquerading
+//! filter-forward, filter-output ┴─ checks ── unserved                        no_endpoints
+//! nat-postrouting ── masquerading                                            masquerading
 //! ```
+//!
+//! The module on the right adds the rules of each line.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ipnet::IpNet;
-use portwarden_model::{Family, NodePortAddresses, NodeView, PodTraffic};
+use portwarden_model::{Family, NodeView};
 use portwarden_netlink::nftables::{Chain, ChainKind, Expr, Hook, Name, Rule, TableId};
 
-use crate::phrase::{
-    Phrases, arrives_on, back, clear_priority, dispatch_priority, drop, flip_mark, from_this_host, goto,
-    in_set, jump, load_priority, map, mark_is_set, mask_priority, masked_priority, masquerade,
-    new_connection, not_translated, port, priority_is, protocol_is, reset, set_mark, set_priority,
-    to_this_host, translated,
+use crate::expressions::{ExpressionBuilder, jump, new_connection, not_translated, rule};
+use crate::session_affinity::{self, StickyClass};
+use crate::{
+    load_balancing, loopback_node_ports, masquerading, no_endpoints, service_addresses, source_ranges,
 };
-use crate::route::{CLASS_MASK, Draw, KIND_MASK, Kind, LIST_MASK, MAGIC};
-use crate::sets::SetId;
 
-/// How often a draw is repeated if it hits a slot that is being emptied (or, in large lists, is not filled).
-const REDRAWS: usize = 12;
-
-/// Joins phrases into a rule.
-macro_rules! rule {
-    ($($part:expr),+ $(,)?) => {{
-        let mut rule: Vec<Expr> = Vec::new();
-        $(rule.extend(Part::from($part).0);)+
-        rule
-    }};
-}
-
-mod sticky;
-
-pub(crate) use sticky::StickyClass;
-
-/// The name of the chain that draws once from ordinary lists.
-pub(crate) fn draw_chain(modulus: u32) -> String {
-    format!("draw-{modulus}")
-}
-
-/// The name of the chain that draws again, after a slot that was not there.
-pub(crate) fn redraw_chain(draw: Draw) -> String {
-    format!("redraw-{}", draw.modulus())
-}
-
-/// The eight base chains, with kube-proxy's names, hooks and priorities: whoever comes later takes them over.
-pub(crate) const BASE_CHAINS: [(&str, ChainKind, Hook, i32); 8] = [
+/// The base chains, with kube-proxy's names, hooks and priorities: the program that starts later takes them over.
+const BASE_CHAINS: [(&str, ChainKind, Hook, i32); 8] = [
     ("filter-prerouting-pre-dnat", ChainKind::Filter, Hook::Prerouting, -110),
     ("filter-output-pre-dnat", ChainKind::Filter, Hook::Output, -110),
     ("filter-input", ChainKind::Filter, Hook::Input, 0),
@@ -62,52 +34,55 @@ pub(crate) const BASE_CHAINS: [(&str, ChainKind, Hook, i32); 8] = [
     ("nat-postrouting", ChainKind::Nat, Hook::Postrouting, 100),
 ];
 
-/// The base chains that look at source ranges, there only while some Service has any.
-const FIREWALL_CHAINS: [&str; 2] = ["filter-prerouting-pre-dnat", "filter-output-pre-dnat"];
-
 /// The rules of all chains.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Chains {
     rules: BTreeMap<Name, Vec<Vec<Expr>>>,
 }
 
+/// What the rules depend on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RuleContext<'a> {
+    pub(crate) family: Family,
+    pub(crate) node: &'a NodeView,
+    /// The bit of the packet mark that requests masquerading, as a mask.
+    pub(crate) mark: u32,
+    /// Whether node ports on loopback addresses are rejected and counted.
+    pub(crate) loopback_node_ports: bool,
+}
+
+impl RuleContext<'_> {
+    pub(crate) fn build(&self) -> ExpressionBuilder {
+        ExpressionBuilder::new(self.family)
+    }
+}
+
 impl Chains {
-    /// The rules for a node with these properties.
-    pub(crate) fn render(
-        family: Family,
-        node: &NodeView,
-        mark: u32,
-        sticky: &BTreeSet<StickyClass>,
-    ) -> Chains {
-        let builder = Builder { family, phrases: Phrases::new(family), node, mark };
+    /// All rules but those for source ranges, which [`source_ranges::add_hooks`] activates when a Service has some.
+    pub(crate) fn render(context: &RuleContext<'_>, sticky: &BTreeSet<StickyClass>) -> Chains {
         let mut chains = Chains::default();
-        builder.base(&mut chains);
-        builder.firewall(&mut chains);
-        builder.services(&mut chains);
-        builder.picks(&mut chains);
-        chains.add_sticky(family, sticky.iter().copied());
-        builder.checks(&mut chains);
-        builder.masquerading(&mut chains);
+        chains.add_base_rules();
+        source_ranges::add_rules(context, &mut chains);
+        service_addresses::add_rules(context, &mut chains);
+        load_balancing::add_rules(context, &mut chains);
+        session_affinity::add_rules(context.family, sticky.iter().copied(), &mut chains);
+        no_endpoints::add_rules(context, &mut chains);
+        masquerading::add_rules(context, &mut chains);
+        if context.loopback_node_ports {
+            loopback_node_ports::add_rules(context, &mut chains);
+        }
         chains
     }
 
-    /// Adds chains for more ways to draw with affinity.
-    pub(crate) fn add_sticky(&mut self, family: Family, classes: impl Iterator<Item = StickyClass>) {
-        for class in classes {
-            sticky::add(Phrases::new(family), class, self);
-        }
-    }
-
-    /// Lets new connections pass the source ranges. As long as no Service has any, all packets are spared the hooks.
-    pub(crate) fn add_firewall(&mut self) {
-        for name in FIREWALL_CHAINS {
-            self.chain(name, vec![rule![new_connection(), jump("firewall")]]);
-        }
-    }
-
-    /// Whether new connections pass the source ranges.
-    pub(crate) fn has_firewall(&self) -> bool {
-        FIREWALL_CHAINS.iter().any(|name| self.rules(name).is_some())
+    fn add_base_rules(&mut self) {
+        // A translated connection has an endpoint.
+        let checks = |chain| vec![rule![new_connection(), not_translated(), jump(chain)]];
+        self.set("filter-input", checks("input-checks"));
+        self.set("filter-forward", checks("checks"));
+        self.set("filter-output", checks("checks"));
+        self.set("nat-prerouting", vec![rule![jump("services")]]);
+        self.set("nat-output", vec![rule![jump("services")]]);
+        self.set("nat-postrouting", vec![rule![jump("masquerading")]]);
     }
 
     /// Every chain with its rules.
@@ -115,12 +90,11 @@ impl Chains {
         self.rules.iter()
     }
 
-    /// The rules of one chain.
     pub(crate) fn rules(&self, chain: &str) -> Option<&Vec<Vec<Expr>>> {
         self.rules.get(chain)
     }
 
-    /// The counters that rules use.
+    /// The named counters that rules use.
     pub(crate) fn counters(&self) -> BTreeSet<&Name> {
         fn counter(expression: &Expr) -> Option<&Name> {
             if let Expr::NamedCounter(name) = expression { Some(name) } else { None }
@@ -128,13 +102,21 @@ impl Chains {
         self.rules.values().flatten().flatten().filter_map(counter).collect()
     }
 
-    /// Puts rules in place of a chain's.
-    pub(crate) fn chain(&mut self, name: &str, rules: Vec<Vec<Expr>>) {
+    /// Adds a chain, or replaces its rules.
+    pub(crate) fn set(&mut self, name: &str, rules: Vec<Vec<Expr>>) {
         self.rules.insert(Name::from(name), rules);
+    }
+
+    /// The rules of a chain in nft's syntax, one a line.
+    #[cfg(test)]
+    pub(crate) fn text(&self, family: Family, name: &str) -> String {
+        let table = TableId::new(crate::kernel::kernel_family(family), crate::dataplane::TABLE);
+        let (name, rules) = self.rules.get_key_value(name).expect("the chain exists");
+        to_rules(&table, name, rules).map(|rule| format!("{rule}\n")).collect()
     }
 }
 
-/// The chain of this name, as a base chain if it is one.
+/// The definition of a chain: a base chain if it has the name of one.
 pub(crate) fn define(table: &TableId, name: &str) -> Chain {
     match BASE_CHAINS.iter().find(|(base, ..)| *base == name) {
         Some((_, kind, hook, priority)) => Chain::base(table, name, kind.clone(), *hook, *priority),
@@ -151,192 +133,52 @@ pub(crate) fn to_rules<'a>(
     rules.iter().map(move |expressions| Rule::new(table, name.clone(), expressions.clone()))
 }
 
-struct Builder<'a> {
-    family: Family,
-    phrases: Phrases,
-    node: &'a NodeView,
-    mark: u32,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples;
+    use portwarden_netlink::nftables::Verdict;
 
-/// One phrase or one expression.
-struct Part(Vec<Expr>);
-
-impl From<Expr> for Part {
-    fn from(one: Expr) -> Self {
-        Part(vec![one])
-    }
-}
-
-impl From<Vec<Expr>> for Part {
-    fn from(several: Vec<Expr>) -> Self {
-        Part(several)
-    }
-}
-
-impl Builder<'_> {
-    fn base(&self, chains: &mut Chains) {
-        // What was translated has somewhere to go.
-        let unserved = |chain| vec![rule![new_connection(), not_translated(), jump(chain)]];
-        chains.chain("filter-input", unserved("input-checks"));
-        chains.chain("filter-forward", unserved("checks"));
-        chains.chain("filter-output", unserved("checks"));
-        chains.chain("nat-prerouting", vec![rule![jump("services")]]);
-        chains.chain("nat-output", vec![rule![jump("services")]]);
-        chains.chain("nat-postrouting", vec![rule![jump("masquerading")]]);
+    fn rendered(loopback_node_ports: bool) -> Chains {
+        let cluster = samples::cluster(samples::settings(), Vec::new());
+        let node = &cluster.desired(Family::V4).node;
+        let context = RuleContext { family: Family::V4, node, mark: 1 << 14, loopback_node_ports };
+        let mut chains = Chains::render(&context, &BTreeSet::new());
+        source_ranges::add_hooks(&mut chains);
+        chains
     }
 
-    /// Source ranges count before translation, and also when there is no endpoint.
-    fn firewall(&self, chains: &mut Chains) {
-        chains.chain(
-            "firewall",
-            vec![rule![self.phrases.frontend(), in_set(SetId::Restricted.name()), goto("restricted")]],
-        );
-        chains.chain(
-            "restricted",
-            vec![
-                rule![self.phrases.frontend_and_source(), in_set(SetId::AllowedSources.name()), back()],
-                rule![drop()],
-            ],
-        );
-    }
-
-    fn services(&self, chains: &mut Chains) {
-        let find = |key: Vec<Expr>, set: SetId| rule![key, map(set.name()), set_priority(), goto("route")];
-        let node_ports = rule![self.node_port_match(true), find(port(), SetId::NodePorts)];
-        chains.chain("services", vec![find(self.phrases.frontend(), SetId::Frontends), node_ports]);
-
-        let kind = |kind: Kind| priority_is(KIND_MASK, kind as u32);
-        let mut route = Vec::new();
-        if let Some(others) = self.pod_match(false) {
-            route.push(rule![kind(Kind::Internal), others, set_mark(self.mark)]);
-        }
-        route.push(rule![kind(Kind::External), set_mark(self.mark)]);
-        route.push(rule![kind(Kind::ExternalLocal), goto("external-local")]);
-        route.extend(balance());
-        chains.chain("route", route);
-
-        // Traffic that starts on this node knows no policy Local: it goes to all endpoints. That of host processes is masqueraded.
-        let mut local = Vec::new();
-        if let Some(pods) = self.pod_match(true) {
-            local.push(rule![pods, goto("external-from-node")]);
-        }
-        local.push(rule![from_this_host(), set_mark(self.mark), goto("external-from-node")]);
-        local.extend(balance());
-        chains.chain("external-local", local);
-        let mut all_endpoints = vec![
-            mask_priority(LIST_MASK),
-            rule![load_priority(0), map(SetId::NodeRoutes.name()), set_priority()],
-        ];
-        all_endpoints.extend(balance());
-        chains.chain("external-from-node", all_endpoints);
-    }
-
-    /// A slot that is not there is a miss: the rule ends, and the next one draws again. Lists with a class of their own only miss
-    /// while they change, and then their first slot is the last resort.
-    ///
-    /// Each modulus has one rule, to which others jump: the kernel checks every new element against every rule that uses its map.
-    fn picks(&self, chains: &mut Chains) {
-        for draw in Draw::all() {
-            let modulus = draw.modulus();
-            let pick = rule![
-                masked_priority(LIST_MASK),
-                crate::phrase::draw(modulus, 1),
-                map(SetId::Endpoints.name()),
-                self.phrases.translate()
-            ];
-            chains.chain(&draw_chain(modulus), vec![pick]);
-            let again = moduli(draw).into_iter().skip(1).map(|modulus| rule![jump(&draw_chain(modulus))]);
-            chains.chain(&redraw_chain(draw), again.collect());
-        }
-    }
-
-    /// After translation: what still has a service address has nowhere to go.
-    fn checks(&self, chains: &mut Chains) {
-        let unserved_port =
-            rule![self.node_port_match(false), port(), in_set(SetId::UnservedNodePorts.name())];
-        let unserved = || rule![self.phrases.frontend(), in_set(SetId::Unserved.name()), goto("unserved")];
-        chains.chain("input-checks", vec![rule![unserved_port, goto("unserved-node-port")], unserved()]);
-        chains.chain(
-            "unserved-node-port",
-            vec![rule![port(), in_set(SetId::DroppedNodePorts.name()), drop()], rule![goto("refuse")]],
-        );
-        chains.chain(
-            "unserved",
-            vec![
-                rule![self.phrases.frontend(), in_set(SetId::Dropped.name()), drop()],
-                rule![goto("refuse")],
-            ],
-        );
-        let mut checks = vec![
-            unserved(),
-            rule![self.phrases.destination(0), in_set(SetId::ClusterAddresses.name()), goto("refuse")],
-        ];
-        checks.extend(
-            self.node.service_cidrs.iter().map(|net| rule![self.phrases.destination_in(net, true), drop()]),
-        );
-        chains.chain("checks", checks);
-        // An ICMP error for TCP would be rate-limited, and a client that misses it waits a second.
-        chains.chain("refuse", vec![rule![protocol_is(6), reset()], rule![self.phrases.reject()]]);
-    }
-
-    fn masquerading(&self, chains: &mut Chains) {
-        chains.chain(
-            "masquerading",
-            vec![
-                rule![priority_is(MAGIC, MAGIC), translated(), clear_priority()],
-                rule![mark_is_set(self.mark), flip_mark(self.mark), masquerade()],
-                rule![
-                    translated(),
-                    self.phrases.source_and_frontend(),
-                    in_set(SetId::Hairpin.name()),
-                    masquerade()
-                ],
-            ],
-        );
-    }
-
-    /// Packets for an address with node ports. After translation the input hook has only local ones.
-    fn node_port_match(&self, before_routing: bool) -> Vec<Expr> {
-        let loopback = match self.family {
-            Family::V4 => IpNet::new_assert([127, 0, 0, 0].into(), 8),
-            Family::V6 => IpNet::from(self.family.loopback()),
-        };
-        match &self.node.node_ports {
-            NodePortAddresses::All => {
-                let mut phrase = if before_routing { to_this_host() } else { Vec::new() };
-                phrase.extend(self.phrases.destination_in(&loopback, false));
-                phrase
-            }
-            NodePortAddresses::Only(_) => {
-                rule![self.phrases.destination(0), in_set(SetId::NodeAddresses.name())]
+    /// The kernel refuses a jump to a chain that does not exist, and an unreachable chain does nothing.
+    #[test]
+    fn every_jump_leads_to_a_chain_and_every_chain_is_reachable() {
+        let chains = rendered(true);
+        let mut targets = BTreeSet::new();
+        for (name, rules) in chains.iter() {
+            for expression in rules.iter().flatten() {
+                if let Expr::Verdict(Verdict::Jump(target) | Verdict::Goto(target)) = expression {
+                    assert!(chains.rules(target).is_some(), "{name} leads to {target}");
+                    targets.insert(target.to_string());
+                }
             }
         }
-    }
-
-    /// Packets that come from pods, or those that do not; `None` if that cannot be told.
-    fn pod_match(&self, from_pods: bool) -> Option<Vec<Expr>> {
-        match &self.node.pod_traffic {
-            PodTraffic::Unknown => None,
-            PodTraffic::From(net) => Some(self.phrases.source_in(net, from_pods)),
-            PodTraffic::Interface(name) => Some(arrives_on(name.as_str(), false, from_pods)),
-            PodTraffic::InterfacePrefix(prefix) => Some(arrives_on(prefix.as_str(), true, from_pods)),
+        let by_map = |name: &str| name.starts_with("draw-") || name.starts_with("redraw-");
+        let is_base = |name: &str| BASE_CHAINS.iter().any(|(base, ..)| *base == name);
+        for (name, _) in chains.iter() {
+            assert!(targets.contains(name.as_ref()) || is_base(name) || by_map(name), "{name}");
         }
+        assert!(BASE_CHAINS.iter().all(|(name, ..)| chains.rules(name).is_some()));
     }
-}
 
-/// Draws an endpoint. The chain of an ordinary class comes back if it drew a slot that is not there.
-fn balance() -> [Vec<Expr>; 2] {
-    [
-        dispatch_priority(CLASS_MASK, SetId::Classes.name()),
-        dispatch_priority(CLASS_MASK, SetId::Redraws.name()),
-    ]
-}
+    #[test]
+    fn only_loopback_node_ports_use_counters() {
+        assert!(rendered(false).counters().is_empty());
+        assert_eq!(rendered(true).counters().len(), 3);
+    }
 
-/// What to draw from, one attempt after the other.
-fn moduli(draw: Draw) -> Vec<u32> {
-    match draw {
-        Draw::Exactly(1) | Draw::UpTo(1) => vec![1],
-        Draw::Exactly(count) => vec![count, count, 1],
-        Draw::UpTo(limit) => std::iter::repeat_n(limit, REDRAWS).chain([limit / 2, 1]).collect(),
+    #[test]
+    fn base_chains_are_defined_with_their_hook() {
+        let table = TableId::new(portwarden_netlink::nftables::Family::Ip, "kube-proxy");
+        assert!(define(&table, "nat-output").base.is_some());
+        assert!(define(&table, "services").base.is_none());
     }
 }

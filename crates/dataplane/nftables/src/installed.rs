@@ -1,6 +1,6 @@
-//! What the kernel has acknowledged, and the plan that leads from there to what is wanted.
+//! What the kernel has acknowledged, and the plan that leads from there to the desired state.
 
-mod lists;
+mod list_planning;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -9,27 +9,29 @@ use std::sync::Arc;
 use portwarden_model::{NamespacedName, PoolKind, PortName, ProxiedPort, ProxiedService};
 use portwarden_netlink::nftables::Image;
 
-use crate::chains::StickyClass;
-use crate::counted::Counted;
+use crate::endpoint_list::EndpointList;
 use crate::error::Refusal;
-use crate::lists::ListState;
-use crate::numbers::Numbers;
+use crate::list_numbers::ListNumbers;
+use crate::masquerading::{HairpinEndpoint, hairpin_endpoints, hairpin_key};
 use crate::plan::{ElementChanges, Plan};
-use crate::ports::{self, Item, PortState};
-use crate::route::{Draw, FIRST_STICKY_CLASS, LISTS, List, STICKY_ENTRIES, STICKY_PORTS};
+use crate::port_elements::{self, PortElement};
+use crate::port_lists::PortLists;
+use crate::route::{Draw, FIRST_STICKY_CLASS, LISTS, ListId, STICKY_ENTRIES, STICKY_PORTS};
+use crate::session_affinity::StickyClass;
 use crate::sets::SetId;
+use crate::shared_elements::SharedElements;
 
-/// What is in the kernel, as far as it follows from Services.
+/// The elements of all Services in the kernel.
 #[derive(Debug)]
 pub(crate) struct Installed {
     services: HashMap<NamespacedName, ServiceState>,
-    cluster_addresses: Counted<IpAddr>,
-    hairpin: Counted<(IpAddr, u8, u16)>,
-    numbers: Numbers,
-    sticky_numbers: Numbers,
+    cluster_addresses: SharedElements<IpAddr>,
+    hairpin: SharedElements<HairpinEndpoint>,
+    numbers: ListNumbers,
+    sticky_numbers: ListNumbers,
     sticky_classes: BTreeMap<StickyClass, u8>,
-    /// Sticky lists that an earlier process left, by the key of their name.
-    recovered: HashMap<Vec<u8>, ListState>,
+    /// Sticky lists that an earlier process left, by the hash of their port's name.
+    recovered: HashMap<Vec<u8>, EndpointList>,
     pending: Pending,
 }
 
@@ -37,22 +39,22 @@ pub(crate) struct Installed {
 #[derive(Debug, Clone)]
 struct ServiceState {
     service: Arc<ProxiedService>,
-    ports: Box<[PortState]>,
+    ports: Box<[PortLists]>,
 }
 
 impl ServiceState {
-    fn ports(&self) -> impl Iterator<Item = (&ProxiedPort, &PortState)> {
+    fn ports(&self) -> impl Iterator<Item = (&ProxiedPort, &PortLists)> {
         self.service.ports.iter().zip(&self.ports)
     }
 
-    /// The port of this name, which was probably at this place.
-    fn port(&self, name: &PortName, place: usize) -> Option<(&ProxiedPort, &PortState)> {
-        let index = find(&self.service.ports, name, place)?;
+    /// The port of this name, probably at this index.
+    fn port(&self, name: &PortName, guess: usize) -> Option<(&ProxiedPort, &PortLists)> {
+        let index = find(&self.service.ports, name, guess)?;
         Some((self.service.ports.get(index)?, self.ports.get(index)?))
     }
 }
 
-/// Where the port of this name is; ports seldom change their place.
+/// The index of the port of this name. The order of ports hardly ever changes, so the guess is tried first.
 fn find(ports: &[ProxiedPort], name: &PortName, guess: usize) -> Option<usize> {
     if ports.get(guess).is_some_and(|port| port.name == *name) {
         return Some(guess);
@@ -60,26 +62,26 @@ fn find(ports: &[ProxiedPort], name: &PortName, guess: usize) -> Option<usize> {
     ports.iter().position(|port| port.name == *name)
 }
 
-/// What becomes true when the kernel takes the plan, and is forgotten when it does not.
+/// Becomes part of [`Installed`] when the kernel acknowledges the plan, and is discarded when it refuses.
 #[derive(Debug, Default)]
 struct Pending {
     services: Vec<(NamespacedName, Option<ServiceState>)>,
-    taken: Vec<List>,
-    released: Vec<List>,
+    taken: Vec<ListId>,
+    released: Vec<ListId>,
     classes: Vec<StickyClass>,
 }
 
 impl Installed {
-    pub(crate) fn new(recovered: HashMap<Vec<u8>, ListState>) -> Self {
-        let mut sticky_numbers = Numbers::new(STICKY_PORTS);
+    pub(crate) fn new(recovered: HashMap<Vec<u8>, EndpointList>) -> Self {
+        let mut sticky_numbers = ListNumbers::new(STICKY_PORTS);
         for state in recovered.values() {
-            sticky_numbers.reserve(state.list.number());
+            sticky_numbers.reserve(state.id.number());
         }
         Installed {
             services: HashMap::new(),
-            cluster_addresses: Counted::default(),
-            hairpin: Counted::default(),
-            numbers: Numbers::new(LISTS),
+            cluster_addresses: SharedElements::default(),
+            hairpin: SharedElements::default(),
+            numbers: ListNumbers::new(LISTS),
             sticky_numbers,
             sticky_classes: BTreeMap::new(),
             recovered,
@@ -87,14 +89,15 @@ impl Installed {
         }
     }
 
-    /// The kernel has lost (or is about to lose) everything but session affinity: sticky lists keep their names and entries.
-    pub(crate) fn forget(&mut self) -> Installed {
+    /// The state after everything but the map of clients is removed from the kernel: sticky lists keep their numbers and entries.
+    pub(crate) fn without_elements(&mut self) -> Installed {
         let mut recovered = std::mem::take(&mut self.recovered);
         for state in self.services.values() {
             for (port, lists) in state.ports() {
                 for kind in [PoolKind::Cluster, PoolKind::Local] {
-                    if let Some(list) = lists.list(kind).filter(|list| list.list.is_sticky()) {
-                        recovered.insert(ports::name_key(port, kind).as_bytes().to_vec(), list.clone());
+                    if let Some(list) = lists.get(kind).filter(|list| list.id.is_sticky()) {
+                        recovered
+                            .insert(port_elements::name_key(port, kind).as_bytes().to_vec(), list.clone());
                     }
                 }
             }
@@ -102,29 +105,29 @@ impl Installed {
         Installed::new(recovered)
     }
 
-    /// The ways to draw with affinity that are in use or about to be.
+    /// The ways to draw with affinity that are used or planned.
     pub(crate) fn sticky_classes(&self) -> BTreeSet<StickyClass> {
         self.sticky_classes.keys().copied().collect()
     }
 
-    /// Elements for the map of classes: those with affinity.
+    /// The elements of the map of classes that belong to affinity.
     pub(crate) fn sticky_class_numbers(&self) -> impl Iterator<Item = (StickyClass, u8)> + '_ {
         self.sticky_classes.iter().map(|(class, number)| (*class, *number))
     }
 
-    /// Ways to draw with affinity that this plan needs for the first time.
+    /// The ways to draw with affinity that this plan uses for the first time.
     pub(crate) fn new_classes(&self) -> impl Iterator<Item = (StickyClass, u8)> + '_ {
         self.pending.classes.iter().filter_map(|class| Some((*class, *self.sticky_classes.get(class)?)))
     }
 
-    /// Plans the way of one Service to what is wanted.
+    /// Plans the changes of one Service; `None` removes it.
     pub(crate) fn plan(
         &mut self,
         name: &NamespacedName,
         wanted: Option<&Arc<ProxiedService>>,
         plan: &mut Plan,
     ) -> Result<(), Refusal> {
-        // Lent out, so that it can be read while numbers are taken.
+        // Taken out, so that it can be read while `self` assigns numbers.
         let services = std::mem::take(&mut self.services);
         let outcome = self.plan_service(services.get(name), name, wanted, plan);
         self.services = services;
@@ -144,7 +147,7 @@ impl Installed {
             return Ok(());
         }
         if let Some(wanted) = wanted {
-            self.check(wanted)?;
+            self.check_limits(wanted)?;
         }
         plan.begin(name);
         let ports = wanted.map_or(&[][..], |wanted| &wanted.ports);
@@ -163,19 +166,18 @@ impl Installed {
         Ok(())
     }
 
-    /// Plans what several Services can ask for at once; comes after all of them.
+    /// Plans the elements that Services share. Call this after [`Installed::plan`] for all of them.
     pub(crate) fn plan_shared(&self, plan: &mut Plan) {
         let (add, delete) = self.cluster_addresses.difference();
         let key = |ip: IpAddr| Image::new().address(ip);
         delete.into_iter().for_each(|ip| plan.delete(SetId::ClusterAddresses, key(ip)));
         add.into_iter().for_each(|ip| plan.add(SetId::ClusterAddresses, key(ip), Image::new()));
         let (add, delete) = self.hairpin.difference();
-        let key = |(ip, protocol, port)| Image::new().address(ip).address(ip).protocol(protocol).port(port);
-        delete.into_iter().for_each(|endpoint| plan.delete(SetId::Hairpin, key(endpoint)));
-        add.into_iter().for_each(|endpoint| plan.add(SetId::Hairpin, key(endpoint), Image::new()));
+        delete.into_iter().for_each(|endpoint| plan.delete(SetId::Hairpin, hairpin_key(endpoint)));
+        add.into_iter().for_each(|endpoint| plan.add(SetId::Hairpin, hairpin_key(endpoint), Image::new()));
     }
 
-    /// The kernel took the plan.
+    /// The kernel acknowledged the plan.
     pub(crate) fn commit(&mut self) {
         let pending = std::mem::take(&mut self.pending);
         for (name, state) in pending.services {
@@ -205,12 +207,12 @@ impl Installed {
         self.hairpin.roll_back();
     }
 
-    /// What cannot be expressed is refused before anything is planned.
-    fn check(&self, wanted: &ProxiedService) -> Result<(), Refusal> {
+    /// Refuses a Service that does not fit, before anything is planned.
+    fn check_limits(&self, wanted: &ProxiedService) -> Result<(), Refusal> {
         for port in &wanted.ports {
             let (cluster, local) = (port.cluster.len(), port.local.len());
             let (count, limit) = match port.affinity {
-                // Both lists together; seldom worth counting those that are in both.
+                // Both lists share entries. Endpoints in both are counted once, but only if it matters.
                 Some(_) if cluster + local > STICKY_ENTRIES.into() => {
                     (port.reachable().len(), STICKY_ENTRIES.into())
                 }
@@ -225,32 +227,33 @@ impl Installed {
 
     fn plan_port(
         &mut self,
-        old: Option<(&ProxiedPort, &PortState)>,
+        old: Option<(&ProxiedPort, &PortLists)>,
         port: &ProxiedPort,
         plan: &mut Plan,
-    ) -> Result<PortState, Refusal> {
-        let none = PortState::default();
+    ) -> Result<PortLists, Refusal> {
+        let none = PortLists::default();
         let old_state = old.map_or(&none, |(_, state)| state);
         let state = self.plan_lists(old_state, port, plan)?;
         self.ensure_classes(port, &state)?;
         let class = |class: StickyClass| self.sticky_classes.get(&class).copied().unwrap_or(0);
-        let old_items = old.map(|(port, state)| ports::items(port, state, &class)).unwrap_or_default();
-        let new_items = ports::items(port, &state, &class);
-        plan_items(&old_items, &new_items, &port.name.to_string(), plan);
+        let old_elements =
+            old.map(|(port, state)| port_elements::elements(port, state, &class)).unwrap_or_default();
+        let new_elements = port_elements::elements(port, &state, &class);
+        plan_elements(&old_elements, &new_elements, &port.name.to_string(), plan);
         self.count_shared(old.map(|(port, _)| port), Some(port));
         Ok(state)
     }
 
-    fn remove_port(&mut self, port: &ProxiedPort, state: &PortState, plan: &mut Plan) {
+    fn remove_port(&mut self, port: &ProxiedPort, state: &PortLists, plan: &mut Plan) {
         let class = |class: StickyClass| self.sticky_classes.get(&class).copied().unwrap_or(0);
-        plan_items(&ports::items(port, state, &class), &[], "", plan);
+        plan_elements(&port_elements::elements(port, state, &class), &[], "", plan);
         self.remove_lists(state, plan);
         self.count_shared(Some(port), None);
     }
 
-    fn ensure_classes(&mut self, port: &ProxiedPort, state: &PortState) -> Result<(), Refusal> {
+    fn ensure_classes(&mut self, port: &ProxiedPort, state: &PortLists) -> Result<(), Refusal> {
         let Some(timeout) = port.affinity else { return Ok(()) };
-        for draw in state.lists().filter_map(|list| Draw::sticky(list.pool.len())) {
+        for draw in state.iter().filter_map(|list| Draw::sticky(list.pool.len())) {
             let class = StickyClass { timeout: timeout.get(), draw, linked: state.is_linked() };
             if self.sticky_classes.contains_key(&class) {
                 continue;
@@ -264,29 +267,29 @@ impl Installed {
     }
 
     fn count_shared(&mut self, old: Option<&ProxiedPort>, new: Option<&ProxiedPort>) {
-        if let Some(ip) = new.and_then(ports::cluster_address) {
-            self.cluster_addresses.want(ip);
+        if let Some(ip) = new.and_then(port_elements::cluster_address) {
+            self.cluster_addresses.add_user(ip);
         }
-        if let Some(ip) = old.and_then(ports::cluster_address) {
-            self.cluster_addresses.unwant(ip);
+        if let Some(ip) = old.and_then(port_elements::cluster_address) {
+            self.cluster_addresses.remove_user(ip);
         }
-        new.into_iter().flat_map(ports::local_endpoints).for_each(|endpoint| self.hairpin.want(endpoint));
-        old.into_iter().flat_map(ports::local_endpoints).for_each(|endpoint| self.hairpin.unwant(endpoint));
+        new.into_iter().flat_map(hairpin_endpoints).for_each(|endpoint| self.hairpin.add_user(endpoint));
+        old.into_iter().flat_map(hairpin_endpoints).for_each(|endpoint| self.hairpin.remove_user(endpoint));
     }
 }
 
-/// Deletes what is no longer wanted or has another value, and adds what is new.
-fn plan_items(old: &[Item], new: &[Item], comment: &str, plan: &mut Plan) {
-    for item in old.iter().filter(|item| !new.contains(item)) {
-        plan.delete_item(item);
+/// Deletes elements that are gone or changed, and adds those that are new or changed.
+fn plan_elements(old: &[PortElement], new: &[PortElement], comment: &str, plan: &mut Plan) {
+    for element in old.iter().filter(|element| !new.contains(element)) {
+        plan.delete_element(element);
     }
-    for item in new.iter().filter(|item| !old.contains(item)) {
-        plan.add_item(item, commented(item.set).then_some(comment));
+    for element in new.iter().filter(|element| !old.contains(element)) {
+        plan.add_element(element, has_comments(element.set).then_some(comment));
     }
 }
 
-/// Sets whose elements say whose they are, for those who read the table.
-fn commented(set: SetId) -> bool {
+/// Whether the elements of a set carry the name of their service port, for people who read the table.
+fn has_comments(set: SetId) -> bool {
     matches!(
         set,
         SetId::Frontends

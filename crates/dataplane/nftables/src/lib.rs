@@ -1,26 +1,42 @@
 //! The nftables dataplane: a constant number of rules, everything that varies in a few hash maps, straight over netlink.
 //!
-//! `docs/nftables.md` explains the layout and the measurements behind it. [`chains`] holds the rules, [`sets`] the maps, [`route`] the
-//! values that lead from one to the other, [`lists`] the endpoints, [`installed`] what the kernel has acknowledged.
+//! `docs/nftables.md` explains the layout and the measurements behind it. [`chains`] assembles the rules, [`sets`] defines the maps,
+//! [`route`] the values that lead from one to the other; [`endpoint_list`] and [`port_elements`] produce the elements, and [`installed`]
+//! remembers what the kernel has acknowledged. Each behaviour has a module of its name.
 
+mod affinity_entries;
+mod affinity_recovery;
 mod chains;
-mod counted;
 mod dataplane;
-mod entries;
+mod endpoint_list;
 mod error;
+mod expressions;
+mod family_table;
 mod installed;
 mod kernel;
-mod lists;
-mod localhost;
-mod numbers;
-mod phrase;
+mod list_numbers;
+mod load_balancing;
+mod loopback_node_ports;
+mod masquerading;
+mod no_endpoints;
+mod node_ports;
 mod plan;
-mod ports;
+mod pod_traffic;
+mod port_elements;
+mod port_lists;
 mod probe;
 mod route;
+#[cfg(test)]
+mod samples;
+mod service_addresses;
+mod session_affinity;
 mod sets;
+mod shared_elements;
+#[cfg(test)]
+mod snapshots;
+mod source_ranges;
+mod tampering;
 
 pub use dataplane::{Nftables, Options, cleanup};
 pub use error::Error;
-pub use kernel::Watch;
-pub use localhost::localhost_rejected_packets;
+pub use loopback_node_ports::loopback_rejected_packets;

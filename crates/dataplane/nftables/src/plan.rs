@@ -1,17 +1,17 @@
-//! A plan: what one transaction changes, and whose wish each element is.
+//! The elements that one transaction changes, and the Service that each belongs to.
 
 use portwarden_model::NamespacedName;
 use portwarden_netlink::error::Place;
 use portwarden_netlink::nftables::{ElementParts, Elements, Image, Transaction, ValueParts, Verdict};
 
-use crate::ports::Item;
+use crate::port_elements::PortElement;
 use crate::sets::{SetId, Sets};
 
-/// Takes changes of elements.
+/// Receives changes of elements.
 pub(crate) trait ElementChanges {
-    /// An element that is not there, or is deleted by the same plan.
+    /// Adds an element that does not exist, or that the same plan deletes.
     fn add(&mut self, set: SetId, key: Image, value: Image);
-    /// An element that is there.
+    /// Deletes an element that exists.
     fn delete(&mut self, set: SetId, key: Image);
 }
 
@@ -21,7 +21,7 @@ pub(crate) struct Plan {
     changes: Vec<SetChanges>,
     /// The Services of this plan; elements refer to them by index.
     services: Vec<NamespacedName>,
-    /// Which operation of the transaction is about which set, and whether it adds.
+    /// The operations of the transaction, each with its set and whether it adds.
     operations: Vec<(usize, SetId, bool)>,
 }
 
@@ -39,27 +39,25 @@ impl Plan {
         Plan { changes, services: Vec::new(), operations: Vec::new() }
     }
 
-    /// Makes room once for all that a full load adds to a set, instead of step by step. Key and value of an element take
-    /// `payload` bytes.
+    /// Reserves memory for all elements that a full load adds to a set. Key and value of an element take `payload` bytes.
     pub(crate) fn reserve(&mut self, set: SetId, count: usize, payload: usize) {
         let changes = &mut self.changes[set as usize];
         changes.add.reserve(count, payload);
         changes.add_owners.reserve_exact(count);
     }
 
-    /// What follows is this Service's wish.
+    /// The changes from here on belong to this Service.
     pub(crate) fn begin(&mut self, service: &NamespacedName) {
         self.services.push(service.clone());
     }
 
-    /// Adds an element with a comment.
-    pub(crate) fn add_item(&mut self, item: &Item, comment: Option<&str>) {
+    pub(crate) fn add_element(&mut self, element: &PortElement, comment: Option<&str>) {
         let owner = self.owner();
-        let changes = &mut self.changes[item.set as usize];
-        let value = item.value.as_bytes();
+        let changes = &mut self.changes[element.set as usize];
+        let value = element.value.as_bytes();
         changes.add.push(&ElementParts {
-            key: item.key.as_bytes(),
-            key_end: item.end.as_ref().map(|end| end.as_bytes()),
+            key: element.key.as_bytes(),
+            key_end: element.end.as_ref().map(|end| end.as_bytes()),
             value: (!value.is_empty()).then_some(ValueParts::Data(value)),
             comment,
             ..ElementParts::default()
@@ -67,13 +65,12 @@ impl Plan {
         changes.add_owners.push(owner);
     }
 
-    /// Deletes an element.
-    pub(crate) fn delete_item(&mut self, item: &Item) {
+    pub(crate) fn delete_element(&mut self, element: &PortElement) {
         let owner = self.owner();
-        let changes = &mut self.changes[item.set as usize];
-        let end = item.end.as_ref().map(|end| end.as_bytes());
+        let changes = &mut self.changes[element.set as usize];
+        let end = element.end.as_ref().map(|end| end.as_bytes());
         changes.delete.push(&ElementParts {
-            key: item.key.as_bytes(),
+            key: element.key.as_bytes(),
             key_end: end,
             ..ElementParts::default()
         });
@@ -122,13 +119,13 @@ impl Plan {
         self.changes.iter().map(|changes| changes.add_owners.len() + changes.delete_owners.len()).sum()
     }
 
-    /// How many operations of the transaction are about elements.
+    /// How many operations of the transaction change elements.
     pub(crate) fn operation_count(&self) -> usize {
         self.operations.len()
     }
 
-    /// Whose wish the kernel refused, if the place of the failure tells.
-    pub(crate) fn culprit(&self, place: &Place) -> Option<&NamespacedName> {
+    /// The Service of the element that the kernel refused, if the failure identifies one.
+    pub(crate) fn service_at(&self, place: &Place) -> Option<&NamespacedName> {
         let Place::Operation { index, element: Some(element), .. } = place else { return None };
         let (_, id, adds) = self.operations.iter().find(|(operation, ..)| operation == index)?;
         let changes = &self.changes[*id as usize];
@@ -137,7 +134,7 @@ impl Plan {
     }
 
     fn owner(&self) -> u32 {
-        // Elements of no Service in particular have an owner that does not exist.
+        // Elements that belong to no Service have an index that does not exist.
         u32::try_from(self.services.len()).unwrap_or(u32::MAX).wrapping_sub(1)
     }
 }
@@ -159,5 +156,53 @@ impl ElementChanges for Plan {
         let changes = &mut self.changes[set as usize];
         changes.delete.push_key(key);
         changes.delete_owners.push(owner);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use portwarden_netlink::nftables::{Family, TableId, Verb};
+
+    fn key(number: u32) -> Image {
+        Image::new().number(number)
+    }
+
+    fn planned() -> (Plan, Transaction) {
+        let table = TableId::new(Family::Ip, "kube-proxy");
+        let sets = Sets::new(&table, portwarden_model::Family::V4);
+        let (mut plan, mut transaction) = (Plan::new(), Transaction::new());
+        plan.add(SetId::NodeAddresses, key(9), Image::new());
+        plan.begin(&NamespacedName::new("demo", "first"));
+        plan.add(SetId::NodeRoutes, key(1), key(1));
+        plan.begin(&NamespacedName::new("demo", "second"));
+        plan.add(SetId::NodeRoutes, key(2), key(2));
+        plan.delete(SetId::NodeRoutes, key(2));
+        plan.append_to(&mut transaction, &sets);
+        (plan, transaction)
+    }
+
+    /// An element can change its value, or move to another Service, within one transaction.
+    #[test]
+    fn everything_is_deleted_before_anything_is_added() {
+        let (plan, transaction) = planned();
+        let verbs: Vec<Verb> = transaction.operations().iter().map(|operation| operation.verb).collect();
+        assert_eq!(verbs, [Verb::Delete, Verb::Add, Verb::Add]);
+        assert_eq!((plan.len(), plan.operation_count(), plan.additions(SetId::NodeRoutes)), (4, 3, 2));
+    }
+
+    #[test]
+    fn a_refused_element_identifies_its_service() {
+        let (plan, transaction) = planned();
+        let service = |index: usize, element: Option<usize>| {
+            let description = transaction.operations()[index].describe(element);
+            plan.service_at(&Place::Operation { index, element, description }).map(ToString::to_string)
+        };
+        assert_eq!(service(0, Some(0)).as_deref(), Some("demo/second"));
+        assert_eq!(service(1, Some(0)).as_deref(), Some("demo/first"));
+        assert_eq!(service(1, Some(1)).as_deref(), Some("demo/second"));
+        assert_eq!(service(2, Some(0)), None, "a node address belongs to no Service");
+        assert_eq!(service(1, None), None);
+        assert_eq!(plan.service_at(&Place::Whole), None);
     }
 }

@@ -1,7 +1,7 @@
-//! What the kernel must be able to do, tried out one by one, without leaving a trace.
+//! Probes the kernel for the features that the rules need, without changing anything.
 //!
-//! A transaction is either taken whole or not at all. Each feature is tried in one that ends with something impossible: if that is all the
-//! kernel complains about, it has the feature, and nothing was changed.
+//! The kernel commits a transaction whole or not at all. Each feature is tried in a transaction that ends with an impossible operation:
+//! if that is the only one the kernel refuses, it has the feature.
 
 use portwarden_model::Family;
 use portwarden_netlink::Error as NetlinkError;
@@ -11,18 +11,17 @@ use portwarden_netlink::nftables::{
 };
 
 use crate::error::Error;
-use crate::kernel::kernel_family;
-use crate::phrase::{
-    Phrases, draw, from_this_host, in_set, load_priority, map, mark_is_set, masquerade, new_connection,
-    protocol_is, reset, set_priority, update,
+use crate::expressions::{
+    ExpressionBuilder, draw, from_this_host, in_set, load_priority, map, mark_is_set, masquerade,
+    new_connection, protocol_is, reset, rule, set_priority, update,
 };
+use crate::kernel::kernel_family;
 use crate::sets::{SetId, Sets};
 
-/// The name of a table that never comes to be.
+/// A table that is never committed.
 const TABLE: &str = "portwarden-probe";
 
-/// Tries everything that the rules are made of: first all at once, since taking back costs the kernel some time, and one by one only to
-/// find out what is missing.
+/// Tries all features at once, since a rollback costs the kernel some time; one by one only to name the missing one.
 pub(crate) fn probe(client: &mut Client, family: Family) -> Result<(), Error> {
     let features = features(family);
     let all = transaction(&features, family);
@@ -48,7 +47,7 @@ pub(crate) fn probe(client: &mut Client, family: Family) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether the kernel complained about nothing but the impossible operation at the end.
+/// Whether the kernel refused nothing but the impossible operation at the end.
 fn only_the_last(rejected: &Rejected, transaction: &Transaction) -> bool {
     rejected.failures.iter().all(|failure| failure.place.operation() == Some(transaction.len() - 1))
 }
@@ -57,12 +56,12 @@ struct Feature {
     name: &'static str,
     needs: &'static str,
     rule: Vec<Expr>,
-    /// In which hook it is needed.
+    /// The hook in which the rules need it.
     hook: (ChainKind, Hook),
     set: Option<Set>,
 }
 
-/// Everything that the features need, in a table that never comes to be.
+/// Sets, chains and rules of these features, then the impossible operation.
 fn transaction(features: &[Feature], family: Family) -> Transaction {
     let table = table(family);
     let mut transaction = Transaction::new();
@@ -98,7 +97,7 @@ fn table(family: Family) -> TableId {
 }
 
 fn features(family: Family) -> Vec<Feature> {
-    let phrases = Phrases::new(family);
+    let build = ExpressionBuilder::new(family);
     let table = table(family);
     let feature = |name, needs, kind: ChainKind, hook, rule| Feature {
         name,
@@ -109,11 +108,7 @@ fn features(family: Family) -> Vec<Feature> {
     };
     let filter = |name, needs, rule| feature(name, needs, ChainKind::Filter, Hook::Forward, rule);
     let nat = |name, needs, hook, rule| feature(name, needs, ChainKind::Nat, hook, rule);
-    let join = |mut phrase: Vec<Expr>, last: Vec<Expr>| {
-        phrase.extend(last);
-        phrase
-    };
-    let value = phrases.client_value();
+    let value = build.client_value();
     let minute = std::time::Duration::from_secs(60);
     vec![
         filter("matching packet marks", "CONFIG_NF_TABLES", mark_is_set(1)),
@@ -121,7 +116,7 @@ fn features(family: Family) -> Vec<Feature> {
         filter(
             "sets of addresses and ports",
             "Linux 5.6 or newer",
-            join(phrases.frontend(), vec![in_set(SetId::Restricted.name())]),
+            rule![build.frontend(), in_set(SetId::Restricted.name())],
         ),
         Feature {
             set: Some(
@@ -130,8 +125,8 @@ fn features(family: Family) -> Vec<Feature> {
             ),
             ..filter("sets with ranges in concatenated keys", "Linux 5.6 or newer", protocol_is(6))
         },
-        filter("`reject`", "CONFIG_NFT_REJECT", vec![phrases.reject()]),
-        filter("`reject with tcp reset`", "CONFIG_NFT_REJECT", join(protocol_is(6), vec![reset()])),
+        filter("`reject`", "CONFIG_NFT_REJECT", vec![build.reject()]),
+        filter("`reject with tcp reset`", "CONFIG_NFT_REJECT", rule![protocol_is(6), reset()]),
         nat(
             "address types (`fib saddr type`)",
             "CONFIG_NFT_FIB_IPV4 and CONFIG_NFT_FIB_IPV6",
@@ -143,22 +138,25 @@ fn features(family: Family) -> Vec<Feature> {
             "translation to an address and port from a map",
             "CONFIG_NFT_NAT and Linux 5.6 or newer",
             Hook::Prerouting,
-            vec![load_priority(0), draw(2, 1), map(SetId::Endpoints.name()), phrases.translate()],
+            vec![load_priority(0), draw(2, 1), map(SetId::Endpoints.name()), build.translate()],
         ),
         nat(
             "translation of the node's own packets",
             "CONFIG_NFT_NAT and Linux 5.6 or newer",
             Hook::Output,
-            vec![load_priority(0), draw(2, 1), map(SetId::Endpoints.name()), phrases.translate()],
+            vec![load_priority(0), draw(2, 1), map(SetId::Endpoints.name()), build.translate()],
         ),
         nat(
             "remembering clients (`update` of a map)",
             "CONFIG_NF_TABLES and Linux 5.6 or newer",
             Hook::Prerouting,
-            join(
-                join(phrases.client_key(None), vec![load_priority(value)]),
-                vec![update(SetId::Affinity.name(), value, minute), load_priority(0), set_priority()],
-            ),
+            rule![
+                build.client_key(None),
+                load_priority(value),
+                update(SetId::Affinity.name(), value, minute),
+                load_priority(0),
+                set_priority()
+            ],
         ),
         nat("`masquerade`", "CONFIG_NFT_MASQ", Hook::Postrouting, vec![masquerade()]),
     ]

@@ -1,4 +1,4 @@
-//! Routes: everything that the packet path has to know about a frontend, in the 32 bits of `meta priority`.
+//! Routes: everything that the packet path needs about a frontend, in the 32 bits of `meta priority`.
 //!
 //! ```text
 //! ordinary   1 0 iiiiiiiiiiiiiiiiiiii cccccccc kk     i: list   c: class   k: kind
@@ -6,24 +6,24 @@
 //! entry      1 1 s iiiiiiiiiiiiiii eeeeeeeeeeeeee     s: second list of a port   i: port   e: endpoint within the port
 //! ```
 //!
-//! A list is the endpoints of one service port (all, or those on this node). Two lists of a sticky port differ in one bit, and an endpoint
-//! that is in both has the same entry in both: so the packet path gets from what it knows of a client in one list to the other. The class says how to draw from it; without class and
-//! kind the value is the list's own key. Since routes are plain data, no change to a Service ever touches a verdict, and the
-//! kernel has nothing to validate.
+//! A list holds the endpoints of one service port (all, or those on this node). The class says how to draw from the list; without class
+//! and kind the value is the key of the list. The two lists of a sticky port differ in one bit, and an endpoint of both has the same entry
+//! in both: so the packet path gets from a client's entry in one list to its entry in the other. Since routes are plain data, no change to
+//! a Service touches a verdict, and the kernel has nothing to validate.
 
-/// Set in every route, so that the packet path can tell its scratch value from a real priority.
+/// Set in every route, to distinguish it from a real priority.
 pub(crate) const MAGIC: u32 = 1 << 31;
 /// Set in routes and entries of lists with session affinity.
 const STICKY: u32 = 1 << 30;
-/// In which a sticky list and its sibling differ, their entries too.
+/// The bit in which a sticky list and its sibling differ, and their entries too.
 pub(crate) const SIBLING: u32 = 1 << 29;
 /// The bits of the kind.
 pub(crate) const KIND_MASK: u32 = 0b11;
 /// The bits of the class.
 pub(crate) const CLASS_MASK: u32 = 0xff << CLASS_SHIFT;
-/// The bits that name an ordinary list.
+/// The bits that identify an ordinary list.
 pub(crate) const LIST_MASK: u32 = !(CLASS_MASK | KIND_MASK);
-/// The bits that name a sticky list.
+/// The bits that identify a sticky list.
 pub(crate) const STICKY_LIST_MASK: u32 = !0x3fff;
 const CLASS_SHIFT: u32 = 2;
 const LIST_SHIFT: u32 = 10;
@@ -36,48 +36,49 @@ pub(crate) const STICKY_PORTS: u32 = 1 << 15;
 /// How many endpoints a sticky service port can have: entry 0 would be the key of the list itself.
 pub(crate) const STICKY_ENTRIES: u16 = (1 << 14) - 1;
 
-/// What happens to a packet before an endpoint is drawn.
+/// What happens to a packet before an endpoint is drawn: whose source address is masqueraded, and which list is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A cluster address: masqueraded unless it comes from a pod.
-    Internal = 0,
-    /// External traffic, policy Cluster: masqueraded.
-    External = 1,
-    /// External traffic, policy Local: what starts on this node goes to all endpoints.
-    ExternalLocal = 2,
+    /// Masqueraded unless it comes from a pod.
+    MasqueradeOthers = 0,
+    /// Masqueraded.
+    MasqueradeAll = 1,
+    /// External policy Local: traffic that starts on this node uses another list, and that of host processes is masqueraded.
+    SplitByOrigin = 2,
+    /// Not masqueraded.
+    MasqueradeNone = 3,
 }
 
-/// The name of a list, which is also its key in the maps of endpoints.
+/// Identifies a list; also its key in the maps of endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct List(u32);
+pub(crate) struct ListId(u32);
 
-impl List {
+impl ListId {
     /// The ordinary list of this number.
-    pub(crate) fn ordinary(number: u32) -> List {
-        List(MAGIC | (number % LISTS) << LIST_SHIFT)
+    pub(crate) fn ordinary(number: u32) -> ListId {
+        ListId(MAGIC | (number % LISTS) << LIST_SHIFT)
     }
 
     /// The first list of the sticky service port of this number.
-    pub(crate) fn sticky(number: u32) -> List {
-        List(MAGIC | STICKY | (number % STICKY_PORTS) << STICKY_SHIFT)
+    pub(crate) fn sticky(number: u32) -> ListId {
+        ListId(MAGIC | STICKY | (number % STICKY_PORTS) << STICKY_SHIFT)
     }
 
     /// The other list of the same sticky service port.
-    pub(crate) fn sibling(self) -> List {
-        List(self.0 ^ SIBLING)
+    pub(crate) fn sibling(self) -> ListId {
+        ListId(self.0 ^ SIBLING)
     }
 
-    /// A list from its key, if it is one of a sticky list.
-    pub(crate) fn from_sticky_key(key: u32) -> Option<List> {
-        (key & (MAGIC | STICKY) == MAGIC | STICKY && key & !STICKY_LIST_MASK == 0).then_some(List(key))
+    /// The sticky list of this key; `None` if the key belongs to something else.
+    pub(crate) fn from_sticky_key(key: u32) -> Option<ListId> {
+        (key & (MAGIC | STICKY) == MAGIC | STICKY && key & !STICKY_LIST_MASK == 0).then_some(ListId(key))
     }
 
-    /// Whether it has session affinity.
     pub(crate) fn is_sticky(self) -> bool {
         self.0 & STICKY != 0
     }
 
-    /// Its number, or that of its sticky service port.
+    /// The number of an ordinary list, or of the service port of a sticky list.
     pub(crate) fn number(self) -> u32 {
         if self.is_sticky() {
             (self.0 & !(MAGIC | STICKY | SIBLING)) >> STICKY_SHIFT
@@ -86,23 +87,21 @@ impl List {
         }
     }
 
-    /// Its key.
     pub(crate) fn key(self) -> u32 {
         self.0
     }
 
-    /// The route into it.
     pub(crate) fn route(self, class: u8, kind: Kind) -> u32 {
         self.0 | u32::from(class) << CLASS_SHIFT | kind as u32
     }
 
-    /// The entry of one of its endpoints.
+    /// The entry of an endpoint in this list.
     pub(crate) fn entry(self, endpoint: u16) -> u32 {
         self.0 | u32::from(endpoint)
     }
 }
 
-/// The value that a class has inside a route.
+/// A class as a part of a route.
 pub(crate) fn class_bits(class: u8) -> u32 {
     u32::from(class) << CLASS_SHIFT
 }
@@ -157,7 +156,7 @@ impl Draw {
         u8::try_from(class).unwrap_or(u8::MAX)
     }
 
-    /// Numbers below this are drawn.
+    /// Draws are below this number.
     pub(crate) fn modulus(self) -> u32 {
         match self {
             Draw::Exactly(count) | Draw::UpTo(count) => count,
@@ -191,21 +190,21 @@ mod tests {
 
     #[test]
     fn the_parts_of_a_route_do_not_overlap() {
-        let list = List::ordinary(LISTS - 1);
-        let route = list.route(22, Kind::ExternalLocal);
+        let list = ListId::ordinary(LISTS - 1);
+        let route = list.route(22, Kind::SplitByOrigin);
         assert_eq!(route & LIST_MASK, list.key());
         assert_eq!((route & CLASS_MASK, route & KIND_MASK), (class_bits(22), 2));
         assert_eq!(list.number(), LISTS - 1);
-        let sticky = List::sticky(7);
-        assert_eq!(sticky.route(200, Kind::Internal) & STICKY_LIST_MASK, sticky.key());
+        let sticky = ListId::sticky(7);
+        assert_eq!(sticky.route(200, Kind::MasqueradeOthers) & STICKY_LIST_MASK, sticky.key());
         assert_eq!(sticky.entry(STICKY_ENTRIES) & STICKY_LIST_MASK, sticky.key());
-        assert_eq!(List::from_sticky_key(sticky.key()), Some(sticky));
-        assert_eq!(List::from_sticky_key(list.key()), None);
+        assert_eq!(ListId::from_sticky_key(sticky.key()), Some(sticky));
+        assert_eq!(ListId::from_sticky_key(list.key()), None);
         assert_eq!(sticky.number(), 7);
-        let last = List::sticky(STICKY_PORTS - 1);
+        let last = ListId::sticky(STICKY_PORTS - 1);
         assert_eq!((last.number(), last.sibling().number()), (STICKY_PORTS - 1, STICKY_PORTS - 1));
         assert_ne!(last.sibling(), last);
         assert_eq!(last.entry(9) ^ SIBLING, last.sibling().entry(9));
-        assert_eq!(List::from_sticky_key(last.sibling().key()), Some(last.sibling()));
+        assert_eq!(ListId::from_sticky_key(last.sibling().key()), Some(last.sibling()));
     }
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 use portwarden_model::Family;
 use portwarden_netlink::nftables::{DataType, Set, SetFlags, TableId};
 
-/// How many clients of sticky Services are remembered, per family.
+/// The capacity of the map of clients with session affinity, per family.
 const AFFINITY_SIZE: u32 = 1 << 20;
-/// The least number of elements that a set has room for.
+/// The smallest capacity of a set.
 const SMALLEST_SIZE: usize = 1024;
-/// The timeout of an affinity entry that does not say otherwise; rules always say.
+/// The default timeout of an affinity entry; rules always give one.
 const AFFINITY_TIMEOUT: Duration = Duration::from_secs(10_800);
 
 /// The sets and maps of one family. Names and types differ from all of kube-proxy's, so that it can take the table over.
@@ -19,7 +19,7 @@ pub(crate) struct Sets {
     all: Vec<Arc<Set>>,
 }
 
-/// One of the sets or maps whose elements follow from Services.
+/// One of our sets or maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum SetId {
     /// Address, protocol, port: route.
@@ -34,36 +34,36 @@ pub(crate) enum SetId {
     StickySlots,
     /// Entry: address and port.
     StickyEndpoints,
-    /// Hash of a service port's name: sticky list. Read at start, so that clients stay with their endpoints over a restart.
+    /// Hash of a service port's name: sticky list. Read at start, so that clients keep their endpoints over a restart.
     StickyNames,
-    /// Frontends with nothing to send to. They are refused, unless they are dropped.
+    /// Frontends without endpoints. They reject, unless they are in `Dropped` too.
     Unserved,
-    /// The same for node ports.
+    /// Node ports without endpoints.
     UnservedNodePorts,
-    /// Those of them that are dropped: endpoints only elsewhere.
+    /// Frontends without endpoints on this node, but with endpoints on others.
     Dropped,
-    /// The same for node ports.
+    /// Node ports without endpoints on this node, but with endpoints on others.
     DroppedNodePorts,
     /// Frontends with source ranges.
     Restricted,
-    /// Frontend and range: who may use a restricted frontend.
+    /// Frontend and range of addresses: the clients that may use a restricted frontend.
     AllowedSources,
     /// All cluster addresses.
     ClusterAddresses,
-    /// Endpoints on this node, twice the address: what connects to itself.
+    /// Endpoints on this node, with their address twice: connections to themselves.
     Hairpin,
     /// Addresses on which node ports answer.
     NodeAddresses,
-    /// Client, sticky list: entry. Written by the packet path alone.
+    /// Client, sticky list: entry. Only the rules write it.
     Affinity,
     /// Class: chain. Changes only when a new affinity timeout appears.
     Classes,
-    /// Class: chain that draws again. Fixed.
+    /// Class: chain that draws again. Never changes.
     Redraws,
 }
 
 impl SetId {
-    /// All of them, in the order of their numbers.
+    /// All, in the order of the enum.
     pub(crate) const ALL: [SetId; 19] = [
         SetId::Frontends,
         SetId::NodePorts,
@@ -86,7 +86,7 @@ impl SetId {
         SetId::Redraws,
     ];
 
-    /// Its name in the kernel.
+    /// The name in the kernel.
     pub(crate) fn name(self) -> &'static str {
         match self {
             SetId::Frontends => "frontends",
@@ -111,7 +111,7 @@ impl SetId {
         }
     }
 
-    /// Whether it is a hash table that only we write.
+    /// Whether it is a hash table that no rule writes.
     fn is_plain(self) -> bool {
         !matches!(self, SetId::AllowedSources | SetId::Affinity | SetId::Classes | SetId::Redraws)
     }
@@ -176,8 +176,8 @@ impl Sets {
         Sets { all: SetId::ALL.iter().map(|id| Arc::new(id.define(table, family))).collect() }
     }
 
-    /// The same sets with room for twice the elements that they start with. A set with a size is a plain hash table, which loads in half the
-    /// time; when it is full, the kernel says so, and everything is written anew with more room.
+    /// The same sets with a capacity of twice the elements that they start with. A set with a capacity is a plain hash table, which loads
+    /// in half the time. When it is full, the kernel refuses the next element, and a full write gives it more capacity.
     pub(crate) fn sized(&self, count: impl Fn(SetId) -> usize) -> Sets {
         let resize = |(id, set): (&SetId, &Arc<Set>)| {
             let room = count(*id).saturating_mul(2).max(SMALLEST_SIZE).next_power_of_two();
@@ -189,8 +189,37 @@ impl Sets {
         Sets { all: SetId::ALL.iter().zip(&self.all).map(resize).collect() }
     }
 
-    /// The definition of a set.
     pub(crate) fn get(&self, id: SetId) -> &Arc<Set> {
         &self.all[id as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use portwarden_netlink::nftables::Family as KernelFamily;
+
+    fn sets() -> Sets {
+        Sets::new(&TableId::new(KernelFamily::Ip, "kube-proxy"), Family::V4)
+    }
+
+    /// `SetId as usize` is the index of a set.
+    #[test]
+    fn the_list_of_sets_is_in_the_order_of_the_enum() {
+        for (index, id) in SetId::ALL.into_iter().enumerate() {
+            assert_eq!(id as usize, index);
+            assert_eq!(sets().get(id).name.as_ref(), id.name());
+        }
+    }
+
+    #[test]
+    fn only_sets_that_we_alone_write_get_a_capacity() {
+        let sized = sets().sized(|id| if id == SetId::Endpoints { 1000 } else { 0 });
+        assert_eq!(sized.get(SetId::Endpoints).size, Some(2048));
+        assert_eq!(sized.get(SetId::Frontends).size, Some(1024));
+        assert_eq!(sized.get(SetId::Affinity).size, Some(AFFINITY_SIZE));
+        for id in [SetId::AllowedSources, SetId::Classes, SetId::Redraws] {
+            assert_eq!(sized.get(id).size, None);
+        }
     }
 }

@@ -84,7 +84,7 @@ fn one_endpoint_for_both_policies_also_over_a_restart() {
     }
 }
 
-/// Who was sent to another node cannot stay there by way of policy Local, and has an endpoint for each from then on.
+/// A client of an endpoint on another node cannot keep it with policy Local: it has one endpoint for each policy from then on.
 #[test]
 fn a_client_with_an_endpoint_elsewhere_has_a_second_one_here() {
     let mut node = both_policies();
@@ -118,7 +118,7 @@ fn a_client_with_an_endpoint_elsewhere_has_a_second_one_here() {
 }
 
 #[test]
-fn a_removed_endpoint_gets_no_connection_by_either_way() {
+fn a_removed_endpoint_gets_no_connection_with_either_policy() {
     let mut node = both_policies();
     for client in clients() {
         let gone = pinned(&node, client, LOCAL);
@@ -139,7 +139,7 @@ fn a_removed_endpoint_gets_no_connection_by_either_way() {
     }
 }
 
-/// What an earlier version left, which gave both lists of a port numbers of their own: those of all endpoints go on.
+/// An earlier version gave both lists of a port unrelated numbers: the list of all endpoints stays.
 #[test]
 fn clients_of_an_earlier_layout_stay() {
     let mut node = both_policies();
@@ -203,8 +203,8 @@ fn clients_stay_when_a_policy_changes() {
     }
 }
 
-/// Pods here that end are used by policy Local as long as there is no other, and no longer by the rest of the world. A client that leaves
-/// its pod on one way finds it on the other.
+/// Policy Local uses terminating pods of this node while it has no other; policy Cluster does not. A client that loses its pod with one
+/// policy keeps it with the other.
 #[test]
 fn an_endpoint_that_serves_one_policy_only_keeps_its_clients_there() {
     let mut node = both_policies();
@@ -232,7 +232,7 @@ fn an_endpoint_that_serves_one_policy_only_keeps_its_clients_there() {
     }
 }
 
-/// A changed endpoint sends a slot and an entry for each list that has it, and the routes if one is about to be drawn from in another way.
+/// A changed endpoint writes a slot and an entry for each list that has it, and the routes if the class of the list changes.
 #[test]
 fn a_change_sends_only_what_differs() {
     let mut node = both_policies();

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Node, web};
+use portwarden_model::{Changes, Dataplane, Family};
 use portwarden_netlink::nftables::{self, Client, Table, TableId, Transaction};
+use portwarden_nftables::{Nftables, Options};
 use portwarden_testkit::{Topology, Transport, wait};
 use serde_json::json;
 
@@ -71,7 +73,7 @@ fn the_same_sync_twice_writes_nothing() {
 }
 
 #[test]
-fn clients_stay_with_their_endpoint_also_over_a_restart_and_when_others_go() {
+fn clients_keep_their_endpoint_over_a_restart_and_when_other_endpoints_go() {
     let mut node = serving(4);
     let all = pods(&node.topology);
     let sticky = json!({ "spec": { "sessionAffinity": "ClientIP", "sessionAffinityConfig": { "clientIP": { "timeoutSeconds": 600 } } } });
@@ -105,7 +107,7 @@ fn clients_stay_with_their_endpoint_also_over_a_restart_and_when_others_go() {
 }
 
 #[test]
-fn what_others_change_is_noticed_and_repaired() {
+fn changes_by_other_processes_are_detected_and_repaired() {
     let mut node = serving(2);
     let all = pods(&node.topology);
     node.service(web("10.96.0.1", json!({})));
@@ -123,8 +125,8 @@ fn what_others_change_is_noticed_and_repaired() {
     ] {
         node.nft(damage);
         let found =
-            wait::until(Duration::from_secs(5), "the damage to be noticed", || node.repair().v4).unwrap();
-        assert!(works(&node), "after {damage:?}, noticed as: {found}");
+            wait::until(Duration::from_secs(5), "the damage to be detected", || node.repair().v4).unwrap();
+        assert!(works(&node), "after {damage:?}, detected as: {found}");
     }
     assert_eq!(node.repair().v4, None);
 }
@@ -146,14 +148,42 @@ fn a_service_that_cannot_be_written_does_not_hold_up_the_others() {
     assert!(node.topology.outside().tcp("10.96.0.1:80".parse().unwrap()).unwrap().is_answered());
 }
 
-/// Notifications are off during a large change, so it is told if others changed anything meanwhile.
+/// One dataplane serves both families, and each is repaired alone.
 #[test]
-fn others_at_work_during_a_large_change_are_suspected() {
+fn a_change_is_reported_for_its_family_only() {
+    let mut node = serving(1);
+    node.service(web("10.96.0.1", json!({})));
+    node.sync();
+    node.nft(&["delete", "table", "ip6", "kube-proxy"]);
+    let found = wait::until(Duration::from_secs(5), "the damage to be detected", || {
+        let found = node.repair();
+        found.v6.is_some().then_some(found)
+    });
+    assert_eq!(found.unwrap().v4, None);
+    assert!(node.nft(&["list", "ruleset"]).contains("table ip6 kube-proxy"));
+}
+
+#[test]
+fn a_family_that_is_not_served_is_an_error_and_nothing_is_applied() {
+    let node = serving(0);
+    let _inside = node.topology.node().namespace().enter().unwrap();
+    let mut dataplane = Nftables::new(&[Family::V4], Options::default()).unwrap();
+    assert_eq!(dataplane.families(), [Family::V4]);
+    let desired = node.cluster.desired(Family::V6);
+    let error = dataplane.sync(desired, &Changes::everything(), Instant::now()).unwrap_err();
+    assert!(error.to_string().contains("IPv6"), "{error}");
+    assert_eq!((error.report.written, error.report.full), (0, false));
+    assert!(!node.nft(&["list", "ruleset"]).contains("kube-proxy"));
+}
+
+/// Notifications are paused during a large change, so the report says whether another process changed anything meanwhile.
+#[test]
+fn missed_notifications_during_a_large_change_are_reported() {
     let mut node = serving(1);
     let many: Vec<String> = (0..900).map(|n| format!("10.245.{}.{}", n / 250, n % 250 + 1)).collect();
     node.service(web("10.96.0.1", json!({})));
     node.endpoints("web", &many);
-    assert!(!node.sync().v4.missed_notifications, "nobody else was there");
+    assert!(!node.sync().v4.missed_notifications, "no other process made changes");
     let inside = node.topology.node().namespace().clone();
     let over = AtomicBool::new(false);
     let others = || {
@@ -172,12 +202,12 @@ fn others_at_work_during_a_large_change_are_suspected() {
     };
     std::thread::scope(|scope| {
         scope.spawn(others);
-        let suspected = wait::until(Duration::from_secs(20), "a suspicion", || {
+        let missed = wait::until(Duration::from_secs(20), "missed notifications", || {
             node.restart();
             node.sync().v4.missed_notifications.then_some(())
         });
         over.store(true, Ordering::Relaxed);
-        suspected.unwrap();
+        missed.unwrap();
     });
     node.restart();
     assert!(!node.sync().v4.missed_notifications);

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use portwarden_iptables::IptablesDataplane;
 use portwarden_model::{Dataplane, FULL_SYNC_INTERVAL, Family, PerFamily};
-use portwarden_nftables::{Nftables, Watch};
+use portwarden_nftables::Nftables;
 use portwarden_xtables::{Programs, Variant};
 use tracing::{debug, info};
 
@@ -60,13 +60,11 @@ pub(super) fn build(config: &Config, support: FamilySupport) -> anyhow::Result<V
         Mode::Nftables => {
             let options = portwarden_nftables::Options {
                 masquerade_bit: config.masquerade.bit,
-                localhost_node_ports: config.gates.enabled(Feature::NftablesLocalhostNodePorts),
+                loopback_node_ports: config.gates.enabled(Feature::NftablesLocalhostNodePorts),
             };
-            let watch = Watch::open().context("cannot listen to changes of nftables rules")?;
-            let build = |family| -> anyhow::Result<Box<dyn Dataplane>> {
-                Ok(Box::new(Nftables::new(family, options, watch.clone()).with_context(|| failed(family))?))
-            };
-            families.map(build).collect()
+            let families: Vec<Family> = families.collect();
+            let built = Nftables::new(&families, options).context("cannot create the nftables proxier")?;
+            Ok(vec![Box::new(built)])
         }
         Mode::Iptables => {
             let build = |family| -> anyhow::Result<Box<dyn Dataplane>> {

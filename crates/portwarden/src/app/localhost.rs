@@ -33,7 +33,7 @@ pub(super) fn show_rejected(config: &Config, metrics: &LoopbackMetrics) -> Resul
 
 fn rejected(family: Family, until: Instant) -> Vec<(Family, Protocol, u64)> {
     let patience = until.saturating_duration_since(Instant::now());
-    match portwarden_nftables::localhost_rejected_packets(family, patience) {
+    match portwarden_nftables::loopback_rejected_packets(family, patience) {
         Ok(packets) => packets.into_iter().map(|(protocol, count)| (family, protocol, count)).collect(),
         Err(error) => {
             debug!(ipFamily = %family, err = chain(&error), "Cannot read counters of nftables");

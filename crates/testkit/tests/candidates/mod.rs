@@ -9,7 +9,7 @@ use portwarden_iptables::{IptablesDataplane, Options as IptablesOptions};
 use portwarden_model::{Changes, Dataplane, Desired, Family, Flow, NodePortRange, Protocol, StaleFlows};
 use portwarden_netlink::IpFamily;
 use portwarden_netlink::conntrack::{self, Conntrack};
-use portwarden_nftables::{Nftables, Options as NftablesOptions, Watch};
+use portwarden_nftables::{Nftables, Options as NftablesOptions};
 use portwarden_testkit::oracle::Mode;
 use portwarden_testkit::rig::{Candidate, Options};
 use portwarden_xtables::{Programs, Variant};
@@ -56,11 +56,7 @@ pub(crate) const IPTABLES_LEGACY: Candidate = Candidate {
 };
 
 fn start_nftables(_: &Options) -> Result<Vec<Box<dyn Dataplane>>> {
-    let watch = Watch::open()?;
-    let start = |family| -> Result<Box<dyn Dataplane>> {
-        Ok(Box::new(Nftables::new(family, NftablesOptions::default(), watch.clone())?))
-    };
-    Family::BOTH.into_iter().map(start).collect()
+    Ok(vec![Box::new(Nftables::new(&Family::BOTH, NftablesOptions::default())?)])
 }
 
 fn start_iptables(options: &Options, variant: Variant) -> Result<Vec<Box<dyn Dataplane>>> {

@@ -24,11 +24,11 @@ pub(crate) fn run(effort: Effort, report: &mut Report) -> Result<()> {
     report.begin("comments and sizes");
     let runs = effort.choose(3, 9);
     let [with, without] = try_both(runs, frontends)?;
-    with.tell(COMMENTS, "30000 elements", Side::Ours, report);
-    without.tell(COMMENTS, "30000 elements", Side::Baseline, report);
+    with.record(COMMENTS, "30000 elements", Side::Ours, report);
+    without.record(COMMENTS, "30000 elements", Side::Baseline, report);
     let [with, without] = try_both(runs, endpoints)?;
-    with.tell(SIZES, "250000 elements", Side::Ours, report);
-    without.tell(SIZES, "250000 elements", Side::Baseline, report);
+    with.record(SIZES, "250000 elements", Side::Ours, report);
+    without.record(SIZES, "250000 elements", Side::Baseline, report);
     Ok(())
 }
 
@@ -74,7 +74,7 @@ struct Tried {
 }
 
 impl Tried {
-    fn tell(mut self, section: &'static str, subject: &str, side: Side, report: &mut Report) {
+    fn record(mut self, section: &'static str, subject: &str, side: Side, report: &mut Report) {
         self.memory.sort_unstable();
         let memory = self.memory.get(self.memory.len() / 2).copied().unwrap_or_default();
         report.record(section, subject, "cpu of commit", side, Figure::milliseconds(self.cpu.median()));

@@ -38,7 +38,7 @@ const ENDPOINTS: usize = 4;
 const BATCH: usize = 200;
 /// Connections of which the slowest hundredth is looked at: in a batch that would be two, and the timer alone hits one or two of them.
 const SAMPLE: usize = 10 * BATCH;
-/// As many more go first, to warm up what the others have pushed out of the caches.
+/// As many connections go first, to warm the caches that the other measurements used.
 const WARM_UP: usize = 20;
 
 pub(crate) fn run(effort: Effort, report: &mut Report) -> Result<()> {
@@ -65,17 +65,17 @@ pub(crate) fn run(effort: Effort, report: &mut Report) -> Result<()> {
     let mut dice = Dice::new();
     let mut order: Vec<usize> = (0..lanes.len()).collect();
     for _ in 0..rounds {
-        // Who comes after whom changes, as what one leaves in the caches is in the way of the next.
+        // The order changes, since each measurement leaves its own data in the caches.
         dice.shuffle(&mut order);
         for &index in &order {
             lanes[index].run(&mut dice)?;
         }
     }
-    tell(&lanes, report);
+    record(&lanes, report);
     Ok(())
 }
 
-fn tell(lanes: &[Lane], report: &mut Report) {
+fn record(lanes: &[Lane], report: &mut Report) {
     for services in SERVICES {
         let subject = format!("{services} services x {ENDPOINTS}");
         for lane in lanes.iter().filter(|lane| lane.services.is_none_or(|count| count == services)) {
@@ -85,7 +85,7 @@ fn tell(lanes: &[Lane], report: &mut Report) {
                 Kind::KubeProxy => Side::Baseline,
                 Kind::KubeProxyAgain | Kind::WithoutComments | Kind::BesideServices => continue,
             };
-            lane.tell(SECTION, &subject, side, report);
+            lane.record(SECTION, &subject, side, report);
         }
     }
     let [smallest, .., largest] = SERVICES;
@@ -94,15 +94,15 @@ fn tell(lanes: &[Lane], report: &mut Report) {
     let beside = format!("no service, beside {largest}");
     for lane in lanes {
         match lane.kind {
-            Kind::KubeProxyAgain => lane.tell(NOISE, &same, Side::Ours, report),
+            Kind::KubeProxyAgain => lane.record(NOISE, &same, Side::Ours, report),
             Kind::KubeProxy if lane.services == Some(smallest) => {
-                lane.tell(NOISE, &same, Side::Baseline, report);
+                lane.record(NOISE, &same, Side::Baseline, report);
             }
-            Kind::Direct => lane.tell(SECTION, &beside, Side::Direct, report),
-            Kind::BesideServices => lane.tell(SECTION, &beside, Side::Ours, report),
+            Kind::Direct => lane.record(SECTION, &beside, Side::Direct, report),
+            Kind::BesideServices => lane.record(SECTION, &beside, Side::Ours, report),
             _ if lane.services != Some(largest) => {}
-            Kind::Ours => lane.tell(COMMENTS, &subject, Side::Ours, report),
-            Kind::WithoutComments => lane.tell(COMMENTS, &subject, Side::Baseline, report),
+            Kind::Ours => lane.record(COMMENTS, &subject, Side::Ours, report),
+            Kind::WithoutComments => lane.record(COMMENTS, &subject, Side::Baseline, report),
             Kind::KubeProxy => {}
         }
     }
@@ -241,7 +241,7 @@ impl Lane {
         Ok(())
     }
 
-    fn tell(&self, section: &'static str, subject: &str, side: Side, report: &mut Report) {
+    fn record(&self, section: &'static str, subject: &str, side: Side, report: &mut Report) {
         report.record(section, subject, "p50", side, Figure::microseconds(self.connects.median()));
         report.record(section, subject, "p99", side, Figure::microseconds(self.slow.median()));
         let rate = BATCH as f64 / self.busy.median().as_secs_f64();

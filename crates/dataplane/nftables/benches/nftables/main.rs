@@ -7,7 +7,7 @@
 //! Prints figures as they come, then a table, and writes them to `bench/nftables.json` in the target folder; judges nothing. Needs root:
 //! everything happens in network namespaces of its own. The baseline is the `nft` program alone: what kube-proxy itself does before
 //! and after it is left out. Each figure is the median of several runs unless it says otherwise; processor time (`cpu`) stands beside
-//! wall time (`time`), because machines are seldom quiet. Whoever else listens to nftables' notifications (`nft monitor`), in whatever
+//! wall time (`time`), because machines are hardly ever quiet. Any other process that listens to nftables' notifications (`nft monitor`), in whatever
 //! namespace, makes the kernel build them, which slows every load down.
 
 mod choices;

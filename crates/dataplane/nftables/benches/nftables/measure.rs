@@ -96,8 +96,8 @@ impl Dice {
     }
 }
 
-/// Bytes that the kernel holds and cannot give back: where elements, hash tables, chains and rules are. The whole machine's, so that a
-/// difference of two readings tells what happened in between only as far as nobody else asks for kernel memory.
+/// Bytes of unreclaimable kernel memory, which holds elements, hash tables, chains and rules. It is the whole machine's: a difference of
+/// two readings is exact only while no other process uses kernel memory.
 pub(crate) fn kernel_memory() -> Result<usize> {
     Ok(field("/proc/meminfo", "SUnreclaim:")? + field("/proc/meminfo", "VmallocUsed:")?)
 }
@@ -123,7 +123,7 @@ pub(crate) fn field(path: &str, name: &str) -> Result<usize> {
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
     let line = text.lines().find(|line| line.starts_with(name));
     let number = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<usize>().ok());
-    Ok(number.with_context(|| format!("{path} tells no {name}"))? * 1024)
+    Ok(number.with_context(|| format!("{path} has no {name}"))? * 1024)
 }
 
 /// Processor time of the calling thread.

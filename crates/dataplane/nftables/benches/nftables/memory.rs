@@ -18,7 +18,7 @@ use crate::workload::{Shape, Workload};
 /// The argument that makes this program measure its own memory.
 pub(crate) const CHILD: &str = "--memory";
 
-/// The kernel's memory is that of the whole machine, where others come and go: the middle one of so many readings counts.
+/// The kernel's memory is that of the whole machine, with other processes on it: the median of so many readings counts.
 const RUNS: usize = 3;
 
 /// Changes after which memory is measured again.
@@ -44,7 +44,7 @@ fn measure_child(shape: Shape) -> Result<Value> {
     let program = std::env::current_exe().context("the program knows its own path")?;
     let output = Command::new(program).args([CHILD, &shape.to_string()]).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).context("a process tells its memory")
+    serde_json::from_slice(&output.stdout).context("a process reports its memory")
 }
 
 const RESIDENT: &str = "resident";

@@ -135,7 +135,7 @@ impl Report {
         Report { effort, started: Instant::now(), load_before: load_average(), rows: Vec::new() }
     }
 
-    /// Tells what is done next.
+    /// Prints what is measured next.
     pub(crate) fn begin(&self, what: &str) {
         println!("[{:>5.1} s] {what}", self.started.elapsed().as_secs_f64());
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use portwarden_model::{Changes, Dataplane, Event, Family};
-use portwarden_nftables::{Nftables, Options, Watch};
+use portwarden_nftables::{Nftables, Options};
 use portwarden_testkit::Namespace;
 
 use crate::kube_proxy::{KubeProxy, Load};
@@ -201,8 +201,6 @@ pub(crate) struct FullLoad {
 pub(crate) struct LoadedNode {
     filled: Filled,
     dataplane: Nftables,
-    /// Idle, but there, as in the daemon: it listens to the kernel, too.
-    _other_family: Nftables,
     family: Family,
     _namespace: Namespace,
 }
@@ -213,21 +211,19 @@ impl LoadedNode {
         Self::load_into(&Namespace::new("bench")?, workload)
     }
 
-    /// The same into a namespace that is there.
+    /// The same into an existing namespace.
     pub(crate) fn load_into(namespace: &Namespace, workload: &Workload) -> Result<(FullLoad, LoadedNode)> {
         let mut filled = workload.fill();
         let family = workload.family;
         let _inside = namespace.enter()?;
-        let watch = Watch::open()?;
-        let mut dataplane = Nftables::new(family, Options::default(), watch.clone())?;
-        let other_family = Nftables::new(family.other(), Options::default(), watch)?;
+        // Both families, as in the daemon.
+        let mut dataplane = Nftables::new(&Family::BOTH, Options::default())?;
         let (all, resolve) = measure::spend(|| {
             let (resolve, _) = measure::spend(|| Ok(filled.cluster.resolve()))?;
             sync(&mut dataplane, &filled, family, &Changes::everything())?;
             Ok(resolve)
         })?;
-        let (_other_family, _namespace) = (other_family, namespace.clone());
-        let node = LoadedNode { filled, dataplane, _other_family, family, _namespace };
+        let node = LoadedNode { filled, dataplane, family, _namespace: namespace.clone() };
         Ok((FullLoad { all, resolve }, node))
     }
 

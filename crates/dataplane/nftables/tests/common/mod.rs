@@ -1,4 +1,4 @@
-//! A node with the dataplane in it, and short ways to write objects.
+//! A node with the dataplane in it.
 
 use std::time::Instant;
 
@@ -8,15 +8,15 @@ use portwarden_model::{
     Changes, Cluster, Dataplane, DetectLocal, Event, Family, Interner, Kind, NodePortRange, Notification,
     PerFamily, Report, Settings, parse_cidr,
 };
-use portwarden_nftables::{Nftables, Options, Watch};
+use portwarden_nftables::{Nftables, Options};
 use portwarden_testkit::Topology;
 use serde_json::{Value, json};
 
-/// The dataplanes of both families in the node of a topology.
+/// The dataplane in the node of a topology.
 pub(crate) struct Node {
     pub(crate) topology: Topology,
     pub(crate) cluster: Cluster,
-    pub(crate) planes: PerFamily<Nftables>,
+    pub(crate) dataplane: Nftables,
     pub(crate) options: Options,
     pending: PerFamily<Changes>,
     names: Interner,
@@ -34,18 +34,18 @@ impl Node {
             ["10.244.0.0/16", "fd00:10:244::/56"].iter().filter_map(|net| parse_cidr(net)).collect(),
         );
         settings.node_port_addresses = node_ports;
-        let planes = planes(&topology, options);
+        let dataplane = start(&topology, options);
         let mut cluster = Cluster::new(settings);
         for kind in Kind::ALL {
             cluster.apply(Event::ListDone(kind));
         }
         let pending = PerFamily::from_fn(|_| Changes::everything());
-        Node { topology, cluster, planes, options, pending, names: Interner::default() }
+        Node { topology, cluster, dataplane, options, pending, names: Interner::default() }
     }
 
-    /// A new process: other dataplanes over the same kernel.
+    /// A new process: another dataplane over the same kernel.
     pub(crate) fn restart(&mut self) {
-        self.planes = planes(&self.topology, self.options);
+        self.dataplane = start(&self.topology, self.options);
         self.pending = PerFamily::from_fn(|_| Changes::everything());
     }
 
@@ -85,22 +85,20 @@ impl Node {
     fn sync_family(&mut self, family: Family) -> Report {
         let changes = std::mem::take(&mut self.pending[family]);
         let desired = self.cluster.desired(family);
-        self.planes[family].sync(desired, &changes, Instant::now()).unwrap_or_else(|error| {
+        self.dataplane.sync(desired, &changes, Instant::now()).unwrap_or_else(|error| {
             let cause = error.source.source().map(ToString::to_string);
             panic!("{error}: {cause:?}")
         })
     }
 
-    /// Repairs what others changed, as the engine would.
+    /// Repairs what other processes changed, as the engine would.
     pub(crate) fn repair(&mut self) -> PerFamily<Option<String>> {
-        let found = PerFamily::from_fn(|family| {
-            self.planes[family].poll(Instant::now()).into_iter().find_map(|notification| match notification {
-                Notification::Tampered { what, .. } => Some(what),
-                _ => None,
-            })
-        });
-        for (family, _) in found.iter().filter(|(_, found)| found.is_some()) {
-            self.pending[family].full = true;
+        let mut found: PerFamily<Option<String>> = PerFamily::from_fn(|_| None);
+        for notification in self.dataplane.poll(Instant::now()) {
+            if let Notification::Tampered { family, what } = notification {
+                self.pending[family].full = true;
+                found[family] = Some(what);
+            }
         }
         self.sync();
         found
@@ -111,17 +109,16 @@ impl Node {
     }
 }
 
-fn planes(topology: &Topology, options: Options) -> PerFamily<Nftables> {
+fn start(topology: &Topology, options: Options) -> Nftables {
     let _inside = topology.node().namespace().enter().unwrap();
-    let watch = Watch::open().unwrap();
-    PerFamily::from_fn(|family| Nftables::new(family, options, watch.clone()).unwrap())
+    Nftables::new(&Family::BOTH, options).unwrap()
 }
 
 fn node_of(address: &str) -> &'static str {
     if address.starts_with("10.244.0.") || address.starts_with("fd00:10:244::") { "node-a" } else { "node-b" }
 }
 
-/// A Service with one TCP port 80; more fields go on top.
+/// A Service with one TCP port 80; `more` adds fields or replaces them.
 pub(crate) fn web(cluster_ip: &str, more: Value) -> Value {
     let mut service = json!({
         "metadata": { "namespace": "demo", "name": "web" },

@@ -1,18 +1,18 @@
-//! Numbers for lists. One that was given back is used again as late as possible: packets that are on their way may still carry it.
+//! The numbers of endpoint lists. A released number is reused as late as possible: packets on their way may still carry it.
 
 use std::collections::VecDeque;
 
-/// Numbers below a limit.
+/// Assigns the numbers below a limit.
 #[derive(Debug)]
-pub(crate) struct Numbers {
+pub(crate) struct ListNumbers {
     next: u32,
     limit: u32,
     free: VecDeque<u32>,
 }
 
-impl Numbers {
+impl ListNumbers {
     pub(crate) fn new(limit: u32) -> Self {
-        Numbers { next: 0, limit, free: VecDeque::new() }
+        ListNumbers { next: 0, limit, free: VecDeque::new() }
     }
 
     /// A number that is not in use; `None` if all are.
@@ -24,7 +24,7 @@ impl Numbers {
         self.free.pop_front()
     }
 
-    /// Marks a number as in use that was found in the kernel, before any is given out.
+    /// Marks a number that was found in the kernel as used. Call this before the first [`ListNumbers::take`].
     pub(crate) fn reserve(&mut self, number: u32) {
         while self.next <= number && self.next < self.limit {
             if self.next != number {
@@ -35,7 +35,6 @@ impl Numbers {
         self.free.retain(|free| *free != number);
     }
 
-    /// Gives a number back.
     pub(crate) fn release(&mut self, number: u32) {
         self.free.push_back(number);
     }
@@ -46,8 +45,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_reused_late_and_reserved_ones_not_given_out() {
-        let mut numbers = Numbers::new(4);
+    fn numbers_are_reused_late_and_reserved_ones_are_not_assigned() {
+        let mut numbers = ListNumbers::new(4);
         numbers.reserve(2);
         assert_eq!(numbers.take(), Some(3));
         assert_eq!((numbers.take(), numbers.take(), numbers.take()), (Some(0), Some(1), None));

@@ -1,4 +1,4 @@
-//! Node ports on loopback addresses: what is refused, what is counted, and what stays of it.
+//! Node ports on loopback addresses against the real kernel: rejected, counted, and removed without traces.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
 #[allow(dead_code, reason = "every test file uses its own part of this")]
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::Node;
 use portwarden_model::{Family, NodePortRange, Protocol};
-use portwarden_nftables::{Options, localhost_rejected_packets};
+use portwarden_nftables::{Options, loopback_rejected_packets};
 use portwarden_testkit::probe::Behaviour;
 use portwarden_testkit::{Topology, Transport};
 use serde_json::json;
@@ -26,7 +26,7 @@ fn node(wanted: bool, ranges: Vec<NodePortRange>) -> Node {
         topology.pod(0).serve(transport, 8080).unwrap();
     }
     let pod = topology.pod(0).ip();
-    let options = Options { localhost_node_ports: wanted, ..Options::default() };
+    let options = Options { loopback_node_ports: wanted, ..Options::default() };
     let mut node = Node::with(topology, options, ranges);
     for (name, last, port) in [("web", 1, SERVED), ("empty", 2, UNSERVED)] {
         let ports = ["TCP", "UDP"]
@@ -49,7 +49,7 @@ fn node(wanted: bool, ranges: Vec<NodePortRange>) -> Node {
     node
 }
 
-/// Somebody else's server on the loopback addresses of the node.
+/// A server of another process on the loopback addresses of the node.
 fn listen(node: &Node, transport: Transport, port: u16) {
     for family in Family::BOTH {
         let address = SocketAddr::new(family.loopback(), port);
@@ -66,7 +66,7 @@ fn answered(node: &Node, family: Family, transport: Transport, port: u16) -> boo
 
 fn counted(node: &Node, family: Family) -> Vec<(Protocol, u64)> {
     let _inside = node.topology.node().namespace().enter().unwrap();
-    localhost_rejected_packets(family, 2 * SECOND).unwrap()
+    loopback_rejected_packets(family, 2 * SECOND).unwrap()
 }
 
 /// All objects of both tables, and the rules for packets to the host.
@@ -90,7 +90,7 @@ fn every_protocol_is_refused_and_counted_where_no_proxy_listens() {
         for transport in [Transport::Tcp, Transport::Udp] {
             assert!(!answered(&node, family, transport, SERVED), "{}", node.nft(&["list", "ruleset"]));
             assert!(!answered(&node, family, transport, UNSERVED));
-            assert!(answered(&node, family, transport, 30082), "that is no node port");
+            assert!(answered(&node, family, transport, 30082), "not a node port");
         }
         assert_eq!(counted(&node, family), [(Protocol::Tcp, 2), (Protocol::Udp, 2), (Protocol::Sctp, 0)]);
     }
@@ -100,7 +100,10 @@ fn every_protocol_is_refused_and_counted_where_no_proxy_listens() {
         "nft can list it: {chain}"
     );
     let own = SocketAddr::new(node.topology.node().ip().v4.into(), SERVED);
-    assert!(node.topology.outside().tcp(own).unwrap().is_answered(), "node ports work as ever");
+    assert!(
+        node.topology.outside().tcp(own).unwrap().is_answered(),
+        "other addresses still serve node ports"
+    );
 }
 
 #[test]
@@ -124,7 +127,7 @@ fn nothing_is_there_unless_it_is_wanted() {
     assert!(answered(&node, Family::V4, Transport::Tcp, SERVED));
     assert_eq!(counted(&node, Family::V4), []);
 
-    node.options.localhost_node_ports = true;
+    node.options.loopback_node_ports = true;
     node.restart();
     node.sync();
     assert!(!answered(&node, Family::V4, Transport::Tcp, SERVED));
@@ -132,9 +135,9 @@ fn nothing_is_there_unless_it_is_wanted() {
     assert_eq!(node.repair().v4, None, "our own changes are not tampering");
     node.restart();
     node.sync();
-    assert_eq!(counted(&node, Family::V4)[0], (Protocol::Tcp, 1), "numbers outlive a restart");
+    assert_eq!(counted(&node, Family::V4)[0], (Protocol::Tcp, 1), "counters survive a restart");
 
-    node.options.localhost_node_ports = false;
+    node.options.loopback_node_ports = false;
     node.restart();
     node.sync();
     assert_eq!(objects(&node), before);
@@ -158,10 +161,10 @@ fn other_ranges_change_what_is_refused_at_once() {
 }
 
 #[test]
-fn what_others_remove_is_put_back() {
+fn a_removed_table_is_restored() {
     let mut node = node(true, Vec::new());
     node.nft(&["delete", "table", "ip", "kube-proxy"]);
-    assert_eq!(counted(&node, Family::V4), [], "no table, no numbers");
+    assert_eq!(counted(&node, Family::V4), [], "no table, no counters");
     assert!(node.repair().v4.is_some());
     assert!(!answered(&node, Family::V4, Transport::Tcp, SERVED));
     assert_eq!(counted(&node, Family::V4)[0], (Protocol::Tcp, 1));

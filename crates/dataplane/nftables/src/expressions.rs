@@ -1,4 +1,4 @@
-//! Rules are written as phrases: small groups of expressions with the meaning of a piece of nft syntax.
+//! Builds the expressions of rules. Each function stands for a piece of nft syntax, which its comment shows; `rule!` joins them.
 
 use std::net::IpAddr;
 
@@ -10,23 +10,49 @@ use portwarden_netlink::nftables::expr::{
 };
 use portwarden_netlink::nftables::{self, Expr, Name, Register, Verdict};
 
-/// Words of the register file: four bytes each.
+/// A word of the register file: four bytes.
 const fn word(number: u8) -> Register {
     Register::word(number)
 }
 
-/// Phrases of one family.
+/// Joins expressions, and groups of them, into one rule.
+macro_rules! rule {
+    ($($part:expr),+ $(,)?) => {{
+        let mut rule: Vec<portwarden_netlink::nftables::Expr> = Vec::new();
+        $(rule.extend($crate::expressions::Part::from($part).0);)+
+        rule
+    }};
+}
+
+pub(crate) use rule;
+
+/// A part of a rule: one expression or several.
+pub(crate) struct Part(pub(crate) Vec<Expr>);
+
+impl From<Expr> for Part {
+    fn from(one: Expr) -> Self {
+        Part(vec![one])
+    }
+}
+
+impl From<Vec<Expr>> for Part {
+    fn from(several: Vec<Expr>) -> Self {
+        Part(several)
+    }
+}
+
+/// Builds the expressions that differ between the families.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Phrases {
+pub(crate) struct ExpressionBuilder {
     family: Family,
 }
 
-impl Phrases {
+impl ExpressionBuilder {
     pub(crate) fn new(family: Family) -> Self {
-        Phrases { family }
+        ExpressionBuilder { family }
     }
 
-    /// Words that an address takes.
+    /// How many words an address takes.
     fn address_words(self) -> u8 {
         match self.family {
             Family::V4 => 1,
@@ -75,7 +101,7 @@ impl Phrases {
         key
     }
 
-    /// `ip saddr . meta priority`, the second masked, from word 0 on; then `meta priority` as it is in the word after.
+    /// `ip saddr . meta priority & MASK` from word 0 on.
     pub(crate) fn client_key(self, mask: Option<u32>) -> Vec<Expr> {
         let next = self.address_words();
         let mut key = vec![self.source(0), Expr::Meta { key: MetaKey::Priority, target: word(next) }];
@@ -83,7 +109,7 @@ impl Phrases {
         key
     }
 
-    /// The first free word behind [`Phrases::client_key`], at a place where nft expects a value.
+    /// The word for the value that belongs to [`ExpressionBuilder::client_key`]: the first one behind it where nft expects a value.
     pub(crate) fn client_value(self) -> u8 {
         match self.family {
             Family::V4 => 4,
@@ -91,7 +117,7 @@ impl Phrases {
         }
     }
 
-    /// `dnat to` the address and port that stand from word 0 on.
+    /// `dnat to` the address and port from word 0 on.
     pub(crate) fn translate(self) -> Expr {
         let family = match self.family {
             Family::V4 => nftables::Family::Ip,
@@ -120,12 +146,12 @@ impl Phrases {
         let mask = octets(net.netmask());
         let zeros = vec![0; mask.len()];
         let operator = if matches { CmpOperator::Equal } else { CmpOperator::NotEqual };
-        let mut phrase = vec![load];
+        let mut expressions = vec![load];
         if net.prefix_len() != net.max_prefix_len() {
-            phrase.push(Expr::Bitwise { source: word(0), target: word(0), mask, xor: zeros });
+            expressions.push(Expr::Bitwise { source: word(0), target: word(0), mask, xor: zeros });
         }
-        phrase.push(Expr::Cmp { source: word(0), operator, value: octets(net.network()) });
-        phrase
+        expressions.push(Expr::Cmp { source: word(0), operator, value: octets(net.network()) });
+        expressions
     }
 
     /// `reject`
@@ -179,9 +205,7 @@ pub(crate) fn masked_priority(mask: u32) -> Vec<Expr> {
 
 /// `meta priority set meta priority & MASK`
 pub(crate) fn mask_priority(mask: u32) -> Vec<Expr> {
-    let mut phrase = masked_priority(mask);
-    phrase.push(set_priority());
-    phrase
+    rule![masked_priority(mask), set_priority()]
 }
 
 /// `meta priority set meta priority ^ BIT`
@@ -358,4 +382,59 @@ fn bitwise(at: u8, mask: u32, xor: u32) -> Expr {
 
 fn equal(value: Vec<u8>) -> Expr {
     Expr::Cmp { source: word(0), operator: CmpOperator::Equal, value }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use portwarden_netlink::nftables::{Rule, TableId};
+
+    fn text(family: Family, expressions: Vec<Expr>) -> String {
+        let family = match family {
+            Family::V4 => nftables::Family::Ip,
+            Family::V6 => nftables::Family::Ip6,
+        };
+        Rule::new(&TableId::new(family, "t"), "c", expressions).to_string()
+    }
+
+    #[test]
+    fn keys_are_built_in_the_order_of_their_sets() {
+        let v4 = ExpressionBuilder::new(Family::V4);
+        assert_eq!(
+            text(Family::V4, rule![v4.frontend_and_source(), in_set("s"), drop()]),
+            "ip daddr . meta l4proto . th dport . ip saddr @s drop"
+        );
+        let v6 = ExpressionBuilder::new(Family::V6);
+        assert_eq!(
+            text(Family::V6, rule![v6.source_and_frontend(), in_set("s"), masquerade()]),
+            "ip6 saddr . ip6 daddr . meta l4proto . th dport @s masquerade fully-random"
+        );
+        assert_eq!(
+            text(Family::V6, rule![v6.client_key(Some(0xffff_0000)), map("m"), set_priority()]),
+            "meta priority set ip6 saddr . meta priority & ffff:0000 map @m"
+        );
+    }
+
+    #[test]
+    fn ranges_match_or_not() {
+        let v4 = ExpressionBuilder::new(Family::V4);
+        let net = "10.0.0.0/8".parse().unwrap();
+        let host = "10.0.0.1/32".parse().unwrap();
+        assert_eq!(text(Family::V4, v4.source_in(&net, true)), "ip saddr 10.0.0.0/8");
+        assert_eq!(text(Family::V4, v4.source_in(&net, false)), "ip saddr != 10.0.0.0/8");
+        assert_eq!(text(Family::V4, v4.destination_in(&host, true)), "ip daddr 10.0.0.1");
+    }
+
+    #[test]
+    fn interfaces_match_by_name_or_prefix() {
+        assert_eq!(text(Family::V4, arrives_on("cni0", false, true)), "iifname \"cni0\"");
+        assert_eq!(text(Family::V4, arrives_on("veth", true, false)), "iifname != \"veth*\"");
+    }
+
+    /// Other programs use other bits of the mark.
+    #[test]
+    fn only_one_bit_of_the_mark_changes() {
+        assert_eq!(text(Family::V4, set_mark(0x4000)), "meta mark set meta mark | 0x00004000");
+        assert_eq!(text(Family::V4, flip_mark(0x4000)), "meta mark set meta mark ^ 0x00004000");
+    }
 }

@@ -1,52 +1,82 @@
-//! Writing: one transaction that replaces the table, or one that changes what differs.
+//! Writes the table: one transaction that replaces everything, or one that changes what differs.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use portwarden_model::{Family, NamespacedName, NodePortAddresses, NodeView};
+use portwarden_model::{Family, NamespacedName, NodeView};
 use portwarden_netlink::Error as NetlinkError;
 use portwarden_netlink::error::Rejected;
 use portwarden_netlink::nftables::{Chain, Counter, Image, Name, Rule, Table, Transaction, Verdict};
 
-use super::{Nftables, TABLE_COMMENT, Wanted};
-use crate::chains::{self, Chains, StickyClass, draw_chain, redraw_chain};
+use super::{FamilyTable, Wanted};
+use crate::chains::{self, Chains, RuleContext};
 use crate::error::Error;
 use crate::installed::Installed;
-use crate::kernel::{Found, number_key};
-use crate::localhost;
+use crate::kernel::Found;
 use crate::plan::{ElementChanges, Plan};
-use crate::route::{Draw, class_bits};
+use crate::route::class_bits;
+use crate::session_affinity::{self, StickyClass};
 use crate::sets::{SetId, Sets};
+use crate::tampering::TamperMonitor;
+use crate::{affinity_recovery, load_balancing, node_ports, source_ranges};
 
-/// Why an attempt to commit failed.
-pub(super) enum Failed {
+const TABLE_COMMENT: &str = "rules of Portwarden";
+
+/// Why a write failed.
+pub(super) enum WriteError {
     /// The kernel refused the transaction of this plan.
     Rejected(Box<Rejected>, Plan),
-    /// A Service cannot be expressed.
-    Refused(NamespacedName, String),
+    /// A Service exceeds a limit of the layout.
+    Unfit(NamespacedName, String),
     /// Nothing was tried, or the outcome is unknown.
     Fatal(Error),
 }
 
-impl Nftables {
+impl WriteError {
+    /// The reason alone, where the Service is known.
+    pub(super) fn reason(&self) -> String {
+        match self {
+            WriteError::Rejected(rejected, _) => rejected.to_string(),
+            WriteError::Unfit(_, reason) => reason.clone(),
+            WriteError::Fatal(error) => error.to_string(),
+        }
+    }
+
+    pub(super) fn into_error(self, family: Family) -> Error {
+        match self {
+            WriteError::Rejected(rejected, _) => {
+                Error::Commit { family, source: NetlinkError::Rejected(*rejected) }
+            }
+            WriteError::Unfit(service, reason) => Error::Unfit { family, service, reason },
+            WriteError::Fatal(error) => error,
+        }
+    }
+}
+
+impl FamilyTable {
     /// Replaces the whole table in one transaction. Session affinity survives if the table was of this layout.
-    pub(super) fn write_all(&mut self, node: &NodeView, wanted: &Wanted<'_>) -> Result<usize, Failed> {
-        let read = |source| Failed::Fatal(Error::Read { family: self.family, source });
-        let found = self.kernel.look(&self.sets).map_err(read)?;
+    pub(super) fn write_all(
+        &mut self,
+        node: &NodeView,
+        wanted: &Wanted<'_>,
+        monitor: &TamperMonitor,
+    ) -> Result<usize, WriteError> {
+        let read = |source| WriteError::Fatal(Error::Read { family: self.family, source });
+        let found = self.kernel.inspect(&self.sets).map_err(read)?;
         let mut fresh = if self.in_step || !matches!(found, Found::Ours { .. }) {
-            self.installed.forget()
+            self.installed.without_elements()
         } else {
-            Installed::new(self.kernel.recover().map_err(read)?)
+            Installed::new(affinity_recovery::recover(&mut self.kernel).map_err(read)?)
         };
         let mut plan = self.large_plan(wanted);
         let mut transaction = Transaction::new();
         plan_services(&mut fresh, wanted, &mut plan)?;
         let mut chains = self.render(node, &fresh.sticky_classes());
         if plan.additions(SetId::Restricted) > 0 {
-            chains.add_firewall();
+            source_ranges::add_hooks(&mut chains);
         }
-        let addresses = node_addresses(node);
+        let addresses = node_ports::addresses(node);
         for ip in &addresses {
             plan.add(SetId::NodeAddresses, Image::new().address(*ip), Image::new());
         }
@@ -55,7 +85,7 @@ impl Nftables {
         self.write_static(&sets, &chains, &fresh, &mut transaction);
         plan.append_to(&mut transaction, &sets);
         let written = transaction.len() + plan.len();
-        match self.kernel.commit(&transaction) {
+        match self.kernel.commit(&transaction, monitor) {
             Ok(()) => {
                 fresh.commit();
                 (self.installed, self.chains, self.node_addresses) = (fresh, chains, addresses);
@@ -67,16 +97,12 @@ impl Nftables {
         }
     }
 
-    /// The rules for a node with these properties.
     fn render(&self, node: &NodeView, sticky: &BTreeSet<StickyClass>) -> Chains {
-        let mut chains = Chains::render(self.family, node, self.mark, sticky);
-        if self.localhost_node_ports {
-            localhost::add(&mut chains, self.family, node);
-        }
-        chains
+        let (family, mark, loopback_node_ports) = (self.family, self.mark, self.loopback_node_ports);
+        Chains::render(&RuleContext { family, node, mark, loopback_node_ports }, sticky)
     }
 
-    /// An empty plan with room for all endpoints, which are nearly all there is.
+    /// An empty plan with memory reserved for the endpoints, which are nearly all of a full load.
     fn large_plan(&self, wanted: &Wanted<'_>) -> Plan {
         let ports = wanted.values().flatten().flat_map(|service| service.ports.iter());
         let endpoints = ports.map(|port| port.cluster.len() + port.local.len()).sum();
@@ -89,12 +115,13 @@ impl Nftables {
         plan
     }
 
-    /// Writes the Services that changed and, if given, what follows from the node.
+    /// Writes the Services that changed and, if given, the rules and addresses of the node.
     pub(super) fn write_changes(
         &mut self,
         node: Option<&NodeView>,
         wanted: &Wanted<'_>,
-    ) -> Result<usize, Failed> {
+        monitor: &TamperMonitor,
+    ) -> Result<usize, WriteError> {
         let mut plan = Plan::new();
         if let Err(failed) = plan_services(&mut self.installed, wanted, &mut plan) {
             self.installed.roll_back();
@@ -102,20 +129,25 @@ impl Nftables {
         }
         let mut transaction = Transaction::new();
         let new_classes: Vec<(StickyClass, u8)> = self.installed.new_classes().collect();
-        let firewall = self.chains.has_firewall() || plan.additions(SetId::Restricted) > 0;
+        let had_source_ranges = source_ranges::has_hooks(&self.chains);
+        let source_ranges = had_source_ranges || plan.additions(SetId::Restricted) > 0;
         let mut chains = None;
         let mut addresses = None;
         if let Some(node) = node {
             chains = Some(self.render(node, &self.installed.sticky_classes()));
-            self.plan_addresses(&node_addresses(node), &mut plan);
-            addresses = Some(node_addresses(node));
-        } else if !new_classes.is_empty() || firewall != self.chains.has_firewall() {
+            self.plan_addresses(&node_ports::addresses(node), &mut plan);
+            addresses = Some(node_ports::addresses(node));
+        } else if !new_classes.is_empty() || source_ranges != had_source_ranges {
             let mut rendered = self.chains.clone();
-            rendered.add_sticky(self.family, new_classes.iter().map(|(class, _)| *class));
+            session_affinity::add_rules(
+                self.family,
+                new_classes.iter().map(|(class, _)| *class),
+                &mut rendered,
+            );
             chains = Some(rendered);
         }
-        if firewall && let Some(chains) = &mut chains {
-            chains.add_firewall();
+        if source_ranges && let Some(chains) = &mut chains {
+            source_ranges::add_hooks(chains);
         }
         if let Some(chains) = &chains {
             self.write_chain_changes(chains, &mut transaction);
@@ -129,7 +161,7 @@ impl Nftables {
             self.installed.commit();
             return Ok(0);
         }
-        match self.kernel.commit(&transaction) {
+        match self.kernel.commit(&transaction, monitor) {
             Ok(()) => {
                 self.installed.commit();
                 self.chains = chains.unwrap_or_else(|| std::mem::take(&mut self.chains));
@@ -143,18 +175,18 @@ impl Nftables {
         }
     }
 
-    fn failed(&mut self, error: NetlinkError, plan: Plan) -> Failed {
+    fn failed(&mut self, error: NetlinkError, plan: Plan) -> WriteError {
         match error {
-            NetlinkError::Rejected(rejected) => Failed::Rejected(Box::new(rejected), plan),
+            NetlinkError::Rejected(rejected) => WriteError::Rejected(Box::new(rejected), plan),
             source => {
-                // Whether the kernel took it is unknown: look again before the next write.
+                // The outcome is unknown: inspect the table before the next write.
                 self.in_step = false;
-                Failed::Fatal(Error::Commit { family: self.family, source })
+                WriteError::Fatal(Error::Commit { family: self.family, source })
             }
         }
     }
 
-    /// Removes what is there, except for the memory of clients.
+    /// Removes everything except for the map of clients.
     fn clear(&self, found: &Found, chains: &Chains, transaction: &mut Transaction) {
         let table = self.kernel.table();
         match found {
@@ -196,11 +228,7 @@ impl Nftables {
             transaction.add(Counter::new(table, name.clone()));
         }
         let mut fixed = Plan::new();
-        for draw in Draw::all() {
-            let bits = class_bits(draw.class());
-            fixed.add_class(bits, &Verdict::Jump(draw_chain(draw.modulus()).into()));
-            fixed.add_verdict(SetId::Redraws, number_key(bits), &Verdict::Goto(redraw_chain(draw).into()));
-        }
+        load_balancing::add_classes(&mut fixed);
         for (class, number) in installed.sticky_class_numbers() {
             fixed.add_class(class_bits(number), &Verdict::Goto(class.chain().into()));
         }
@@ -242,20 +270,12 @@ impl Nftables {
     }
 }
 
-fn plan_services(installed: &mut Installed, wanted: &Wanted<'_>, plan: &mut Plan) -> Result<(), Failed> {
+fn plan_services(installed: &mut Installed, wanted: &Wanted<'_>, plan: &mut Plan) -> Result<(), WriteError> {
     for (name, service) in wanted {
         installed
             .plan(name, *service, plan)
-            .map_err(|refusal| Failed::Refused((*name).clone(), refusal.to_string()))?;
+            .map_err(|refusal| WriteError::Unfit((*name).clone(), refusal.to_string()))?;
     }
     installed.plan_shared(plan);
     Ok(())
-}
-
-/// Addresses with node ports; loopback ones never, since a translated packet cannot leave from there.
-fn node_addresses(node: &NodeView) -> BTreeSet<IpAddr> {
-    match &node.node_ports {
-        NodePortAddresses::All => BTreeSet::new(),
-        NodePortAddresses::Only(ips) => ips.iter().copied().filter(|ip| !ip.is_loopback()).collect(),
-    }
 }
