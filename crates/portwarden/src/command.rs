@@ -113,7 +113,7 @@ fn act(program: Program, flags: Flags, loaded: LoadedConfig, logs: Arc<Logs>) ->
         Action::Cleanup => clean_up(&config),
         Action::InitOnly => app::prepare_only(&config),
         Action::Run => {
-            let version = flags::reported_version(flags.version.as_ref()).to_owned();
+            let version = flags::reported_version(flags.version()).to_owned();
             run(Order { program, flags, config, notices, version }, logs)
         }
     }

@@ -1,7 +1,7 @@
 //! The configuration from end to end: recorded outputs of the reference, and round trips.
 
-use portwarden::config::document::{Document, FlushFrequency, VModule};
 use portwarden::config::duration::GoDuration;
+use portwarden::config::options::{self, VModule, Value, Values};
 use portwarden::config::{
     Config, Decoded, LoadedConfig, Mode, Notice, decode, to_configz, to_yaml, validate,
 };
@@ -182,10 +182,10 @@ fn two_settings_of_flags_cannot_be_said_in_a_file() {
 }
 
 /// Valid documents with about as many fields set as left out.
-fn documents() -> impl Strategy<Value = Document> {
+fn documents() -> impl Strategy<Value = Values> {
     let some = |strategy: BoxedStrategy<String>| proptest::option::of(strategy);
     let duration = || proptest::option::of((0u32..100_000).prop_map(GoDuration::from_secs));
-    let mode = some(prop_oneof![Just(String::new()), "iptables|ipvs|nftables"].boxed());
+    let mode = some(prop_oneof![Just(String::new()), "iptables|ipvs|nftables|userspace|ebpf"].boxed());
     let addresses = (
         some("(0\\.0\\.0\\.0|::|10\\.0\\.0\\.1|fd00::1|010\\.1\\.1\\.1)?".boxed()),
         some("(0\\.0\\.0\\.0:1|\\[::1\\]:65535|10\\.0\\.0\\.1)?".boxed()),
@@ -220,53 +220,67 @@ fn documents() -> impl Strategy<Value = Document> {
     let flush = proptest::option::of((1i64..i64::MAX, any::<bool>()));
     (mode, addresses, numbers, periods, texts, switches, gates, flush).prop_map(
         |(mode, addresses, numbers, periods, texts, switches, gates, flush)| {
-            let mut document = Document { mode, feature_gates: gates, ..Document::default() };
-            document.bind_address = addresses.0;
-            document.healthz_bind_address = addresses.1;
-            document.metrics_bind_address = addresses.2;
-            document.cluster_cidr = addresses.3;
-            document.node_port_addresses = addresses.4;
-            document.iptables.masquerade_bit = numbers.0;
-            document.nftables.masquerade_bit = numbers.1;
-            document.oom_score_adj = numbers.2;
-            document.conntrack.min = numbers.3;
-            document.client_connection.qps = numbers.4;
-            document.client_connection.burst = numbers.5;
+            let mut document = Values::default();
+            document.set(options::MODE, mode.map(Value::Text));
+            document.set(options::KUBECONFIG, texts.0.map(Value::Text));
+            document.set(options::FEATURE_GATES, gates.map(Value::Gates));
+            document.set(options::BIND_ADDRESS, addresses.0.map(Value::Text));
+            document.set(options::HEALTHZ_BIND_ADDRESS, addresses.1.map(Value::Text));
+            document.set(options::METRICS_BIND_ADDRESS, addresses.2.map(Value::Text));
+            document.set(options::CLUSTER_CIDR, addresses.3.map(Value::Text));
+            document.set(options::NODE_PORT_ADDRESSES, addresses.4.map(Value::Texts));
+            let int = |number: Option<i32>| number.map(|number| Value::Int(number.into()));
+            document.set(options::IPTABLES_MASQUERADE_BIT, int(numbers.0));
+            document.set(options::NFTABLES_MASQUERADE_BIT, int(numbers.1));
+            document.set(options::OOM_SCORE_ADJ, int(numbers.2));
+            document.set(options::CONNTRACK_MIN, int(numbers.3));
+            document.set(options::QPS, numbers.4.map(Value::Number));
+            document.set(options::BURST, int(numbers.5));
             // The shorter period of a pair is the least time between writes.
-            document.iptables.sync_period =
-                periods.0.max(periods.1).map(|period| period.max(GoDuration::from_secs(1)));
-            document.iptables.min_sync_period =
-                periods.0.and(periods.1).map(|_| periods.0.min(periods.1).unwrap_or_default());
-            document.ipvs.sync_period = document.iptables.sync_period;
-            document.ipvs.min_sync_period = document.iptables.min_sync_period;
-            document.nftables.sync_period = document.iptables.sync_period;
-            document.nftables.min_sync_period = document.iptables.min_sync_period;
-            document.conntrack.tcp_established_timeout = periods.2;
-            document.conntrack.udp_timeout = periods.3;
-            document.config_sync_period = periods.4;
-            document.client_connection.kubeconfig = texts.0;
-            document.hostname_override = texts.1;
-            document.logging.format = texts.2;
-            if document.logging.format.as_deref() != Some("json") {
-                document.logging.vmodule = texts
-                    .3
-                    .into_iter()
-                    .map(|(file_pattern, verbosity)| VModule { file_pattern, verbosity })
-                    .collect();
+            let period = periods.0.max(periods.1).map(|period| period.max(GoDuration::from_secs(1)));
+            let min_period = periods.0.and(periods.1).map(|_| periods.0.min(periods.1).unwrap_or_default());
+            for key in
+                [options::IPTABLES_SYNC_PERIOD, options::IPVS_SYNC_PERIOD, options::NFTABLES_SYNC_PERIOD]
+            {
+                document.set(key, period.map(Value::Duration));
             }
-            document.logging.flush_frequency = flush.map(|(nanoseconds, as_number)| FlushFrequency {
+            for key in [
+                options::IPTABLES_MIN_SYNC_PERIOD,
+                options::IPVS_MIN_SYNC_PERIOD,
+                options::NFTABLES_MIN_SYNC_PERIOD,
+            ] {
+                document.set(key, min_period.map(Value::Duration));
+            }
+            document.set(options::CONNTRACK_TCP_ESTABLISHED_TIMEOUT, periods.2.map(Value::Duration));
+            document.set(options::CONNTRACK_UDP_TIMEOUT, periods.3.map(Value::Duration));
+            document.set(options::CONFIG_SYNC_PERIOD, periods.4.map(Value::Duration));
+            document.set(options::HOSTNAME_OVERRIDE, texts.1.map(Value::Text));
+            if texts.2.as_deref() != Some("json") {
+                let item = |(file_pattern, verbosity)| VModule { file_pattern, verbosity };
+                document.set(options::VMODULE, Some(Value::VModule(texts.3.into_iter().map(item).collect())));
+            }
+            document.set(options::LOG_FORMAT, texts.2.map(Value::Text));
+            let flush = flush.map(|(nanoseconds, as_number)| Value::Flush {
                 duration: GoDuration::from_nanos(nanoseconds),
                 as_number,
             });
-            document.iptables.masquerade_all = switches[0];
-            document.iptables.localhost_node_ports = switches[1];
-            document.nftables.masquerade_all = switches[2];
-            document.bind_address_hard_fail = switches[3];
-            document.enable_profiling = switches[4];
-            document.conntrack.tcp_be_liberal = switches[5];
-            document.ipvs.strict_arp = switches[6];
-            document.winkernel.enable_dsr = switches[7];
-            document.windows_run_as_service = switches[8];
+            document.set(options::LOG_FLUSH_FREQUENCY, flush);
+            for (key, switch) in [
+                options::IPTABLES_MASQUERADE_ALL,
+                options::IPTABLES_LOCALHOST_NODE_PORTS,
+                options::NFTABLES_MASQUERADE_ALL,
+                options::BIND_ADDRESS_HARD_FAIL,
+                options::ENABLE_PROFILING,
+                options::CONNTRACK_TCP_BE_LIBERAL,
+                options::IPVS_STRICT_ARP,
+                options::WINKERNEL_ENABLE_DSR,
+                options::WINDOWS_RUN_AS_SERVICE,
+            ]
+            .into_iter()
+            .zip(switches)
+            {
+                document.set(key, switch.map(Value::Switch));
+            }
             document
         },
     )

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use portwarden::config::options::{VERBOSITY, Value, Values};
 use portwarden::config::{Mode, to_configz};
 use portwarden::flags::{Flags, Program};
 use portwarden::http::{Handler, Limits, Plan, Server, Sockets, bind, serve, text};
@@ -193,14 +194,15 @@ async fn a_port_that_is_taken_is_an_error_or_waited_for() {
 }
 
 fn pages(profiling: bool) -> Pages {
-    let flags = Flags { v: Some(3), ..Flags::default() };
+    let mut flags = Flags::default();
+    flags.values.set(VERBOSITY, Some(Value::Int(3)));
     let identity = Identity {
         component: "kube-proxy",
         version: "v1.37.0+portwarden.0.1.0".to_owned(),
         flags: flags.listing(Program::KubeProxy),
         started: 1_794_782_288.5,
     };
-    let document = portwarden::config::document::Document::default();
+    let document = Values::default();
     let shown = Shown {
         mode: Mode::Nftables.as_str(),
         configz: to_configz(&document),

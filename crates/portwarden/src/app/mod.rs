@@ -34,6 +34,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tracing::{debug, error, info, warn};
 
+use crate::config::options::DETECT_LOCAL_MODE;
 use crate::config::{self, Config, NodeFacts, Notice, Source};
 use crate::engine::{
     self, Check, ConntrackFlows, Engine, EngineError, EngineOutputs, EngineReceivers, Handle, Message,
@@ -277,7 +278,7 @@ fn check_against_node(config: Config, families: FamilySupport) -> Check {
             localhost::tell();
         }
         if cluster.desired(primary).node.pod_traffic == PodTraffic::Unknown {
-            info!(detectLocalMode = config.document.detect_local_mode, ipFamily = %primary, "{}", unknown_pods(&config.detect_local));
+            info!(detectLocalMode = config.document.text(DETECT_LOCAL_MODE), ipFamily = %primary, "{}", unknown_pods(&config.detect_local));
         }
         verdict.fatal.map_or(Ok(()), Err)
     })

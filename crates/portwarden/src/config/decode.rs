@@ -1,26 +1,21 @@
-//! From the bytes of a configuration file to a [`Document`].
+//! From the bytes of a configuration file to the values of options.
 //!
 //! Unknown and repeated fields are remarks, as they are for kube-proxy (it decodes strictly first, leniently after that);
 //! a value of the wrong type is an error, and all of them are reported at once.
 
-mod fields;
-
-use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt;
 
-use fields::{Fields, Report};
-
-use super::document::{
-    API_VERSION, ClientConnection, Conntrack, DetectLocal, Document, Iptables, Ipvs, KIND, Logging,
-    LoggingOptions, Nftables, OutputRouting, VModule, Winkernel,
-};
-use super::tree::{self, Value};
+use super::document::{API_VERSION, KIND};
+use super::options::{Kind, OutOfScope, Row, VModule, Value, Values, fields};
+use super::tree::{self, Node, Value as Tree};
+use crate::modes::Mode;
 
 /// A decoded file and what is odd about it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decoded {
     /// What the file says.
-    pub document: Document,
+    pub document: Values,
     /// What strict decoding would have refused; empty for a clean file.
     pub remarks: Vec<Remark>,
 }
@@ -74,7 +69,7 @@ pub enum DecodeError {
         version: String,
     },
     /// Values of the wrong type.
-    #[error("failed to decode: {}", join(.0))]
+    #[error("failed to decode: {}", listed(.0))]
     Types(Vec<TypeProblem>),
 }
 
@@ -96,15 +91,20 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded, DecodeError> {
         return Err(DecodeError::NotAMapping("an empty file".to_owned()));
     }
     let root = tree::parse(text).map_err(DecodeError::Syntax)?;
-    if !matches!(root.value, Value::Map(_)) {
+    if !matches!(root.value, Tree::Map(_)) {
         return Err(DecodeError::NotAMapping(root.value.describe()));
     }
-    let report = RefCell::new(Report::default());
-    let mut fields = Fields::open(String::new(), root, &report);
-    identity(&mut fields)?;
-    let document = document(&mut fields);
-    fields.close();
-    let Report { mut remarks, mut problems } = report.into_inner();
+    let mut decoder = Decoder::default();
+    let entries = decoder.mapping("", root);
+    let text = |name: &str| match entries.iter().find(|(field, _)| field == name).map(|(_, node)| &node.value)
+    {
+        Some(Tree::Text(text)) => text.as_str(),
+        _ => "",
+    };
+    identity(text("kind"), text("apiVersion"))?;
+    decoder.mode = Mode::from_name(text("mode")).unwrap_or(Mode::DEFAULT);
+    decoder.section("", entries);
+    let Decoder { document, mut remarks, mut problems, .. } = decoder;
     remarks.sort_by_key(Remark::line);
     problems.sort_by_key(|problem| problem.line);
     if problems.is_empty() { Ok(Decoded { document, remarks }) } else { Err(DecodeError::Types(problems)) }
@@ -136,142 +136,161 @@ impl fmt::Display for TypeProblem {
     }
 }
 
-fn join(problems: &[TypeProblem]) -> String {
+fn listed(problems: &[TypeProblem]) -> String {
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-fn identity(fields: &mut Fields<'_>) -> Result<(), DecodeError> {
-    let kind = fields.text("kind").filter(|kind| !kind.is_empty());
-    let version = fields.text("apiVersion").filter(|version| !version.is_empty());
-    let kind = kind.ok_or(DecodeError::NoIdentity("kind"))?;
-    let version = version.ok_or(DecodeError::NoIdentity("apiVersion"))?;
-    if kind == KIND && version == API_VERSION {
-        return Ok(());
-    }
-    Err(DecodeError::OtherObject { kind, version })
-}
-
-fn document(fields: &mut Fields<'_>) -> Document {
-    Document {
-        feature_gates: fields.switches("featureGates"),
-        client_connection: fields.section("clientConnection", client_connection),
-        logging: fields.section("logging", logging),
-        hostname_override: fields.text("hostnameOverride"),
-        bind_address: fields.text("bindAddress"),
-        healthz_bind_address: fields.text("healthzBindAddress"),
-        metrics_bind_address: fields.text("metricsBindAddress"),
-        bind_address_hard_fail: fields.switch("bindAddressHardFail"),
-        enable_profiling: fields.switch("enableProfiling"),
-        show_hidden_metrics_for_version: fields.text("showHiddenMetricsForVersion"),
-        mode: fields.text("mode"),
-        iptables: fields.section("iptables", iptables),
-        ipvs: fields.section("ipvs", ipvs),
-        nftables: fields.section("nftables", nftables),
-        winkernel: fields.section("winkernel", winkernel),
-        detect_local_mode: fields.text("detectLocalMode"),
-        detect_local: fields.section("detectLocal", detect_local),
-        cluster_cidr: fields.text("clusterCIDR"),
-        node_port_addresses: fields.texts("nodePortAddresses"),
-        oom_score_adj: fields.number("oomScoreAdj"),
-        conntrack: fields.section("conntrack", conntrack),
-        config_sync_period: fields.duration("configSyncPeriod"),
-        port_range: fields.text("portRange"),
-        windows_run_as_service: fields.switch("windowsRunAsService"),
+fn identity(kind: &str, version: &str) -> Result<(), DecodeError> {
+    match (kind, version) {
+        (KIND, API_VERSION) => Ok(()),
+        ("", _) => Err(DecodeError::NoIdentity("kind")),
+        (_, "") => Err(DecodeError::NoIdentity("apiVersion")),
+        _ => Err(DecodeError::OtherObject { kind: kind.to_owned(), version: version.to_owned() }),
     }
 }
 
-fn client_connection(fields: &mut Fields<'_>) -> ClientConnection {
-    ClientConnection {
-        kubeconfig: fields.text("kubeconfig"),
-        accept_content_types: fields.text("acceptContentTypes"),
-        content_type: fields.text("contentType"),
-        qps: fields.fraction("qps"),
-        burst: fields.number("burst"),
+/// Fills a document, and notes what is unknown, repeated or of the wrong type.
+#[derive(Default)]
+struct Decoder {
+    mode: Mode,
+    document: Values,
+    remarks: Vec<Remark>,
+    problems: Vec<TypeProblem>,
+}
+
+impl Decoder {
+    /// The entries of a mapping in the order of the file; of repeated ones, the last counts.
+    fn mapping(&mut self, path: &str, node: Node) -> Vec<(String, Node)> {
+        let mut entries: Vec<(String, Node)> = Vec::new();
+        let mut places = HashMap::new();
+        match node.value {
+            Tree::Map(map) => {
+                for (name, node) in map {
+                    let place = *places.entry(name.clone()).or_insert(entries.len());
+                    match entries.get_mut(place) {
+                        None => entries.push((name, node)),
+                        Some((_, earlier)) => {
+                            let path = join(path, &name);
+                            self.remarks.push(Remark::Repeated { path, line: node.line });
+                            *earlier = node;
+                        }
+                    }
+                }
+            }
+            Tree::Null => {}
+            other => {
+                let message = format!("expected a mapping, found {}", other.describe());
+                self.problem(path, node.line, message);
+            }
+        }
+        entries
+    }
+
+    fn section(&mut self, prefix: &str, entries: Vec<(String, Node)>) {
+        for (name, node) in entries {
+            let path = join(prefix, &name);
+            // Fields of our own are unknown, as they are to kube-proxy, where they have no effect.
+            let known = |row: &Row| row.out_of_scope != OutOfScope::Unknown || row.scope.includes(self.mode);
+            if prefix.is_empty() && matches!(name.as_str(), "kind" | "apiVersion") {
+                continue;
+            }
+            if name.contains('.') {
+                self.remarks.push(Remark::Unknown { path, line: node.line });
+            } else if let Some((index, row)) = fields().find(|(_, row)| row.field == path && known(row)) {
+                let value = self.value(row.kind, &path, node);
+                self.document.set_at(index, value);
+            } else if is_section(&path) {
+                let entries = self.mapping(&path, node);
+                self.section(&path, entries);
+            } else {
+                self.remarks.push(Remark::Unknown { path, line: node.line });
+            }
+        }
+    }
+
+    /// `null` is the same as absent, for every type.
+    fn value(&mut self, kind: Kind, path: &str, node: Node) -> Option<Value> {
+        match kind {
+            _ if matches!(node.value, Tree::Null) => None,
+            Kind::Texts => {
+                let text = |decoder: &mut Self, (path, node): (String, Node)| match node.value {
+                    Tree::Null => Some(String::new()),
+                    _ => decoder.text(&path, node),
+                };
+                let items = self.items(path, node)?;
+                Some(Value::Texts(items.into_iter().filter_map(|item| text(self, item)).collect()))
+            }
+            Kind::Gates => {
+                let entries = self.mapping(path, node).into_iter();
+                let gate = |(gate, node): (String, Node)| {
+                    let on = self.value(Kind::Switch, &join(path, &gate), node);
+                    (gate, on == Some(Value::Switch(true)))
+                };
+                Some(Value::Gates(entries.map(gate).collect()))
+            }
+            Kind::VModule => {
+                let items = self.items(path, node)?.into_iter();
+                Some(Value::VModule(items.map(|(path, node)| self.vmodule(&path, node)).collect()))
+            }
+            kind => match kind.decode(&node.value) {
+                Ok(value) => Some(value),
+                Err(message) => {
+                    self.problem(path, node.line, message);
+                    None
+                }
+            },
+        }
+    }
+
+    fn text(&mut self, path: &str, node: Node) -> Option<String> {
+        match self.value(Kind::Text, path, node) {
+            Some(Value::Text(text)) => Some(text),
+            _ => None,
+        }
+    }
+
+    fn vmodule(&mut self, path: &str, node: Node) -> VModule {
+        let mut item = VModule::default();
+        for (name, node) in self.mapping(path, node) {
+            let path = join(path, &name);
+            match name.as_str() {
+                "filePattern" => item.file_pattern = self.text(&path, node).unwrap_or_default(),
+                "verbosity" => {
+                    if let Some(Value::Int(level)) = self.value(Kind::Level, &path, node) {
+                        item.verbosity = u32::try_from(level).unwrap_or_default();
+                    }
+                }
+                _ => self.remarks.push(Remark::Unknown { path, line: node.line }),
+            }
+        }
+        item
+    }
+
+    /// The items of a list with their paths.
+    fn items(&mut self, path: &str, node: Node) -> Option<Vec<(String, Node)>> {
+        match node.value {
+            Tree::List(items) => {
+                let item = |(index, node)| (format!("{path}[{index}]"), node);
+                Some(items.into_iter().enumerate().map(item).collect())
+            }
+            other => {
+                self.problem(path, node.line, format!("expected a list, found {}", other.describe()));
+                None
+            }
+        }
+    }
+
+    fn problem(&mut self, path: &str, line: u64, message: String) {
+        self.problems.push(TypeProblem { path: path.to_owned(), line, message });
     }
 }
 
-fn logging(fields: &mut Fields<'_>) -> Logging {
-    Logging {
-        format: fields.text("format"),
-        flush_frequency: fields.flush_frequency("flushFrequency"),
-        verbosity: fields.number("verbosity"),
-        vmodule: fields.list("vmodule", |fields| VModule {
-            file_pattern: fields.text("filePattern").unwrap_or_default(),
-            verbosity: fields.number("verbosity").unwrap_or_default(),
-        }),
-        options: fields.section("options", |fields| LoggingOptions {
-            text: fields.section("text", output_routing),
-            json: fields.section("json", output_routing),
-        }),
-    }
+fn join(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
 }
 
-fn output_routing(fields: &mut Fields<'_>) -> OutputRouting {
-    OutputRouting {
-        split_stream: fields.switch("splitStream"),
-        info_buffer_size: fields.quantity("infoBufferSize"),
-    }
-}
-
-fn iptables(fields: &mut Fields<'_>) -> Iptables {
-    Iptables {
-        masquerade_bit: fields.number("masqueradeBit"),
-        masquerade_all: fields.switch("masqueradeAll"),
-        localhost_node_ports: fields.switch("localhostNodePorts"),
-        sync_period: fields.duration("syncPeriod"),
-        min_sync_period: fields.duration("minSyncPeriod"),
-    }
-}
-
-fn ipvs(fields: &mut Fields<'_>) -> Ipvs {
-    Ipvs {
-        sync_period: fields.duration("syncPeriod"),
-        min_sync_period: fields.duration("minSyncPeriod"),
-        scheduler: fields.text("scheduler"),
-        exclude_cidrs: fields.texts("excludeCIDRs"),
-        strict_arp: fields.switch("strictARP"),
-        tcp_timeout: fields.duration("tcpTimeout"),
-        tcp_fin_timeout: fields.duration("tcpFinTimeout"),
-        udp_timeout: fields.duration("udpTimeout"),
-    }
-}
-
-fn nftables(fields: &mut Fields<'_>) -> Nftables {
-    Nftables {
-        masquerade_bit: fields.number("masqueradeBit"),
-        masquerade_all: fields.switch("masqueradeAll"),
-        sync_period: fields.duration("syncPeriod"),
-        min_sync_period: fields.duration("minSyncPeriod"),
-    }
-}
-
-fn winkernel(fields: &mut Fields<'_>) -> Winkernel {
-    Winkernel {
-        network_name: fields.text("networkName"),
-        source_vip: fields.text("sourceVip"),
-        enable_dsr: fields.switch("enableDSR"),
-        root_hns_endpoint_name: fields.text("rootHnsEndpointName"),
-        forward_health_check_vip: fields.switch("forwardHealthCheckVip"),
-    }
-}
-
-fn detect_local(fields: &mut Fields<'_>) -> DetectLocal {
-    DetectLocal {
-        bridge_interface: fields.text("bridgeInterface"),
-        interface_name_prefix: fields.text("interfaceNamePrefix"),
-    }
-}
-
-fn conntrack(fields: &mut Fields<'_>) -> Conntrack {
-    Conntrack {
-        max_per_core: fields.number("maxPerCore"),
-        min: fields.number("min"),
-        tcp_established_timeout: fields.duration("tcpEstablishedTimeout"),
-        tcp_close_wait_timeout: fields.duration("tcpCloseWaitTimeout"),
-        tcp_be_liberal: fields.switch("tcpBeLiberal"),
-        udp_timeout: fields.duration("udpTimeout"),
-        udp_stream_timeout: fields.duration("udpStreamTimeout"),
-    }
+fn is_section(path: &str) -> bool {
+    fields().any(|(_, row)| row.field.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')))
 }
 
 #[cfg(test)]

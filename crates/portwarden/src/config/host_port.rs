@@ -13,7 +13,7 @@ pub(crate) fn split(text: &str) -> Option<(&str, &str)> {
 }
 
 /// Adds the port unless the text already has one; what is neither `IP` nor `host:port` stays as it is.
-pub(crate) fn with_port(text: &str, port: i32) -> String {
+pub(crate) fn with_port(text: &str, port: i64) -> String {
     if split(text).is_some() || parse_ip(text).is_none() {
         return text.to_owned();
     }

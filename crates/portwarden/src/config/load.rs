@@ -53,10 +53,16 @@ pub fn load(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Mode;
+    use crate::config::{Mode, options};
+
+    fn given<T>(key: options::Key<T>, text: &str) -> Flags {
+        let mut flags = Flags::default();
+        flags.values.set(key, Some(options::Value::Text(text.to_owned())));
+        flags
+    }
 
     fn with_config() -> Flags {
-        Flags { config: Some("/etc/config.yaml".to_owned()), ..Flags::default() }
+        given(options::CONFIG, "/etc/config.yaml")
     }
 
     fn chain(error: LoadError) -> String {
@@ -67,7 +73,7 @@ mod tests {
     fn without_a_file_nothing_is_read() {
         let loaded = load(Program::KubeProxy, &Flags::default(), |path| panic!("read {path}")).unwrap();
         assert_eq!(loaded.config.mode, Mode::Iptables);
-        let empty = Flags { config: Some(String::new()), ..Flags::default() };
+        let empty = given(options::CONFIG, "");
         assert!(load(Program::KubeProxy, &empty, |path| panic!("read {path}")).is_ok());
     }
 
@@ -96,7 +102,7 @@ mod tests {
             text.starts_with("failed complete: configuration file \"/etc/config.yaml\": failed to decode: "),
             "{text}"
         );
-        let flags = Flags { proxy_mode: Some("x".to_owned()), ..Flags::default() };
+        let flags = given(options::MODE, "x");
         let error = load(Program::KubeProxy, &flags, |_| unreachable!("no file")).unwrap_err();
         assert!(chain(error).starts_with("failed validate: KubeProxyConfiguration.Mode.ProxyMode: "));
     }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use portwarden_model::{DetectLocal, Family, NodePortRange, PerFamily, parse_ip};
 
+use super::options::WINKERNEL_SOURCE_VIP;
 use super::typed::Config;
 
 /// What is known about the node once its object was read.
@@ -48,7 +49,7 @@ fn node_port_addresses(config: &Config, node: &NodeFacts) -> Option<String> {
                 .to_owned(),
         );
     }
-    let excluded = config.ipvs.as_ref().map_or(&[][..], |ipvs| &ipvs.exclude_cidrs);
+    let excluded = config.ipvs.as_ref().map_or(&[][..], |_| &config.ipvs_excluded.cidrs);
     let both = |families: &mut dyn Iterator<Item = Family>| {
         let families: Vec<Family> = families.collect();
         Family::BOTH.iter().all(|family| families.contains(family))
@@ -102,14 +103,14 @@ fn families(config: &Config, node: &NodeFacts, verdict: &mut Verdict) {
     if only_wrong(&node.pod_cidrs) {
         note(matches!(config.detect_local, DetectLocal::NodeCidr), "the Node's spec.podCIDRs are only");
     }
-    let source_vip = config.document.winkernel.source_vip.as_deref().and_then(parse_ip);
+    let source_vip = parse_ip(config.document.text(WINKERNEL_SOURCE_VIP));
     if source_vip.is_some_and(|ip| Family::of(ip) == wrong) {
         note(false, "winkernel.sourceVip is");
     }
     if node.dual_stack {
         return;
     }
-    if config.ipvs.as_ref().is_some_and(|ipvs| only_wrong(&ipvs.exclude_cidrs)) {
+    if config.ipvs.is_some() && only_wrong(&config.ipvs_excluded.cidrs) {
         note(false, "ipvs.excludeCIDRs are only");
     }
     if config.servers.healthz.is_some_and(|address| wrong_ip(address.ip())) {

@@ -51,6 +51,28 @@ pub enum ProblemKind {
 
 const ROOT: &str = "KubeProxyConfiguration";
 
+/// Starts of paths in the order in which kube-proxy validates; what is not listed comes last.
+const ORDER: &[&str] = &[
+    "KubeProxyIPTables",
+    "KubeProxyNFTables",
+    "KubeProxyIPVSConfiguration.TCP",
+    "KubeProxyIPVSConfiguration.UDP",
+    "KubeProxyIPVS",
+    "KubeProxyLinuxConfiguration.KubeProxyConntrack",
+    "KubeProxyLinux",
+    "Mode",
+    "ClientConnection",
+    "ConfigSyncPeriod",
+    "SyncPeriod",
+    "MinSyncPeriod",
+    "BindAddress",
+    "HealthzBindAddress",
+    "MetricsBindAddress",
+    "NodePortAddresses",
+    "ShowHiddenMetrics",
+    "DetectLocal",
+];
+
 impl Problems {
     /// Each of them, in the order they were found.
     pub fn iter(&self) -> impl Iterator<Item = &Problem> {
@@ -59,6 +81,16 @@ impl Problems {
 
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// The same, in the order in which kube-proxy validates.
+    pub(super) fn in_order_of_kube_proxy(mut self) -> Self {
+        let place = |problem: &Problem| {
+            let path = problem.path.strip_prefix(ROOT).map_or("", |path| &path[1..]);
+            ORDER.iter().position(|start| path.starts_with(start)).unwrap_or(ORDER.len())
+        };
+        self.0.sort_by_key(|problem| (problem.step, place(problem)));
+        self
     }
 
     /// Notes a message that is about the whole.

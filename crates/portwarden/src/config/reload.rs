@@ -6,8 +6,8 @@ use std::fmt;
 use serde_json::Value;
 
 use super::gates::Feature;
-use super::typed::Config;
-use super::write::leaves;
+use super::options::{FEATURE_GATES, Scope, fields};
+use super::typed::{Config, periods};
 use crate::modes::Mode;
 
 /// What has to be done to get from one configuration to another.
@@ -64,63 +64,20 @@ pub enum Part {
 
 use Effect::{Live, Restart};
 
-/// What each field needs, and in which modes it counts; a row stands for all fields below its path.
-const EFFECTS: &[(&str, &[Mode], &[Effect])] = &[
-    ("bindAddress", ALL_MODES, &[Live(Part::Rules)]),
-    ("bindAddressHardFail", ALL_MODES, &[Live(Part::HealthServer), Live(Part::MetricsServer)]),
-    ("clientConnection", ALL_MODES, &[Restart(Part::Source)]),
-    ("clusterCIDR", ALL_MODES, &[Live(Part::Rules)]),
-    ("configSyncPeriod", ALL_MODES, &[Live(Part::Source)]),
-    ("conntrack", ALL_MODES, &[Live(Part::Kernel)]),
-    ("detectLocal", ALL_MODES, &[Live(Part::Rules)]),
-    ("detectLocalMode", ALL_MODES, &[Live(Part::Rules)]),
-    ("enableProfiling", ALL_MODES, &[Live(Part::MetricsServer)]),
-    ("healthzBindAddress", ALL_MODES, &[Restart(Part::HealthServer)]),
-    ("hostnameOverride", ALL_MODES, &[Restart(Part::Source), Live(Part::Rules)]),
-    ("iptables.localhostNodePorts", &[Mode::Iptables], &[Restart(Part::Dataplane)]),
-    ("iptables.masqueradeAll", &[Mode::Iptables, Mode::Ipvs], &[Live(Part::Rules)]),
-    ("iptables.masqueradeBit", &[Mode::Iptables, Mode::Ipvs], &[Restart(Part::Dataplane)]),
-    ("iptables.minSyncPeriod", &[Mode::Iptables], &[Live(Part::Pacing)]),
-    ("iptables.syncPeriod", &[Mode::Iptables], &[Live(Part::Pacing), Live(Part::HealthServer)]),
-    ("ipvs.minSyncPeriod", &[Mode::Ipvs], &[Live(Part::Pacing)]),
-    ("ipvs.syncPeriod", &[Mode::Ipvs], &[Live(Part::Pacing), Live(Part::HealthServer)]),
-    ("ipvs", &[Mode::Ipvs], &[Restart(Part::Dataplane)]),
-    ("logging.verbosity", ALL_MODES, &[Live(Part::Logs)]),
-    ("logging.vmodule", ALL_MODES, &[Live(Part::Logs)]),
-    ("logging", ALL_MODES, &[Restart(Part::Logs)]),
-    ("metricsBindAddress", ALL_MODES, &[Restart(Part::MetricsServer)]),
-    ("mode", ALL_MODES, &[Restart(Part::Dataplane)]),
-    ("nftables.masqueradeAll", &[Mode::Nftables], &[Live(Part::Rules)]),
-    ("nftables.masqueradeBit", &[Mode::Nftables], &[Restart(Part::Dataplane)]),
-    ("nftables.minSyncPeriod", &[Mode::Nftables], &[Live(Part::Pacing)]),
-    ("nftables.syncPeriod", &[Mode::Nftables], &[Live(Part::Pacing), Live(Part::HealthServer)]),
-    ("nodePortAddresses", ALL_MODES, &[Live(Part::Rules)]),
-    ("oomScoreAdj", ALL_MODES, &[Live(Part::Process)]),
-    ("portRange", &[], &[]),
-    ("showHiddenMetricsForVersion", ALL_MODES, &[Live(Part::MetricsServer)]),
-    ("windowsRunAsService", &[], &[]),
-    ("winkernel", &[], &[]),
-];
-
-const ALL_MODES: &[Mode] = &[Mode::Iptables, Mode::Ipvs, Mode::Nftables];
-
 /// Compares two configurations.
 pub fn reload_plan(old: &Config, new: &Config) -> Plan {
-    let (before, after) = (leaves(&old.document), leaves(&new.document));
-    let fields: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     let modes = [old.mode, new.mode];
     let mut changes = Vec::new();
-    for field in fields {
-        let value = |leaves: &std::collections::BTreeMap<String, Value>| {
-            leaves.get(field).cloned().unwrap_or(Value::Null)
-        };
-        let (before, after) = (value(&before), value(&after));
-        if before != after && !field.starts_with(GATES) {
-            changes.push(Change { field: field.clone(), before, after, effects: effects(field, modes) });
+    for (index, row) in fields().filter(|(index, _)| *index != FEATURE_GATES.index) {
+        let shown = |config: &Config| config.document.shown(index, row).unwrap_or(Value::Null);
+        let (before, after) = (shown(old), shown(new));
+        if before != after {
+            let effects = effects(row.scope, row.reload, modes);
+            changes.push(Change { field: row.field.to_owned(), before, after, effects });
         }
     }
     changes.extend(gate_changes(old, new));
-    // The document does not tell a chosen period from one that was filled in.
+    // The document does not distinguish a given period from one that was filled in.
     if old.fixed_min_sync_period() != new.fixed_min_sync_period()
         && !changes.iter().any(|change| change.effects.contains(&Live(Part::Pacing)))
     {
@@ -143,7 +100,7 @@ impl Plan {
             .collect()
     }
 
-    /// The parts to tell; a part that is built again needs no telling.
+    /// The parts to notify; a part that is built again needs no notification.
     pub fn live(&self) -> BTreeSet<Part> {
         let restarts = self.restarts();
         let live =
@@ -162,46 +119,23 @@ impl fmt::Display for Change {
     }
 }
 
-const GATES: &str = "featureGates.";
-
-fn effects(field: &str, modes: [Mode; 2]) -> Vec<Effect> {
-    let below =
-        |path: &str| field.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
-    let row = EFFECTS.iter().find(|(path, ..)| below(path));
-    match row {
-        Some((_, counts_in, effects)) if modes.iter().any(|mode| counts_in.contains(mode)) => {
-            effects.to_vec()
-        }
-        _ => Vec::new(),
-    }
+fn effects(scope: Scope, effects: &[Effect], modes: [Mode; 2]) -> Vec<Effect> {
+    if modes.into_iter().any(|mode| scope.includes(mode)) { effects.to_vec() } else { Vec::new() }
 }
 
 /// Gates are compared by what is on, not by what was written: a gate set to its default is no change.
-fn gate_changes(old: &Config, new: &Config) -> Vec<Change> {
-    let changed = |feature: &Feature| old.gates.enabled(*feature) != new.gates.enabled(*feature);
-    let change = |feature: Feature| Change {
-        field: format!("{GATES}{}", feature.name()),
-        before: old.gates.enabled(feature).into(),
-        after: new.gates.enabled(feature).into(),
-        effects: gate_effects(feature, [old.mode, new.mode]).to_vec(),
-    };
-    Feature::ALL.into_iter().filter(changed).map(change).collect()
-}
-
-fn gate_effects(feature: Feature, modes: [Mode; 2]) -> &'static [Effect] {
-    match feature {
-        // Only says which modes may be chosen.
-        Feature::KubeProxyIpvs => &[],
-        Feature::AllowServiceExternalIps => &[Live(Part::Rules)],
-        Feature::ComponentFlagz | Feature::ComponentStatusz => &[Live(Part::MetricsServer)],
-        Feature::WatchListClient => &[Restart(Part::Source)],
-        // Only say which settings may be made.
-        Feature::LoggingBetaOptions | Feature::LoggingAlphaOptions => &[],
-        Feature::NftablesLocalhostNodePorts if modes.contains(&Mode::Nftables) => &[Restart(Part::Dataplane)],
-        Feature::NftablesLocalhostNodePorts => &[],
-        // Without effect, whatever they are set to.
-        Feature::NftablesNetlink | Feature::NativeHistograms => &[],
-    }
+fn gate_changes(old: &Config, new: &Config) -> impl Iterator<Item = Change> {
+    let modes = [old.mode, new.mode];
+    Feature::all().filter_map(move |feature| {
+        let (before, after) = (old.gates.enabled(feature), new.gates.enabled(feature));
+        let row = feature.row();
+        (before != after).then(|| Change {
+            field: format!("featureGates.{}", row.name),
+            before: before.into(),
+            after: after.into(),
+            effects: effects(row.scope, row.reload, modes),
+        })
+    })
 }
 
 fn pacing_change(old: &Config, new: &Config) -> Change {
@@ -209,7 +143,7 @@ fn pacing_change(old: &Config, new: &Config) -> Change {
         Some(_) => Value::from("as given"),
         None => Value::from("adaptive"),
     };
-    let field = format!("{}.minSyncPeriod", new.mode.as_str());
+    let field = periods(new.mode).1.row().field.to_owned();
     Change { field, before: shown(old), after: shown(new), effects: vec![Live(Part::Pacing)] }
 }
 

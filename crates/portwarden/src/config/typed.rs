@@ -1,14 +1,16 @@
 //! The configuration the program runs on: parsed, checked, complete.
 
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use portwarden_model::{DetectLocal, NodePortRange, Settings, Timestamp};
+use portwarden_model::{DetectLocal, Name, NodePortRange, Settings, Timestamp};
 
-use super::document::{Document, VModule};
 use super::gates::{Feature, FeatureGates};
-use crate::modes::Mode;
+use super::options::{self, Key, Positive, VModule, Values, Within};
+use crate::flags::Flags;
+use crate::modes::{Mode, Section};
 
 /// A configuration in which nothing is left to check.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,8 +25,10 @@ pub struct Config {
     pub localhost_node_ports: bool,
     /// What only mode ipvs needs; absent in every other mode.
     pub ipvs: Option<Ipvs>,
-    /// Which virtual servers a clean-up must leave alone, in whatever mode.
+    /// Which virtual servers are left alone: by mode ipvs, and by a clean-up in whatever mode.
     pub ipvs_excluded: ExcludedRanges,
+    /// What only mode userspace needs; absent in every other mode.
+    pub userspace: Option<Userspace>,
     /// How pod traffic is told from other traffic.
     pub detect_local: DetectLocal,
     /// The pods' ranges, whether or not they tell pod traffic.
@@ -54,7 +58,7 @@ pub struct Config {
     /// What nobody asked for and was filled in.
     pub defaulted: Defaulted,
     /// The same as a file: what `--write-config-to` writes and `/configz` shows.
-    pub document: Document,
+    pub document: Values,
 }
 
 /// When rules are written.
@@ -87,8 +91,6 @@ impl Masquerade {
 pub struct Ipvs {
     /// The scheduler.
     pub scheduler: String,
-    /// Ranges whose virtual servers are left alone.
-    pub exclude_cidrs: Vec<IpNet>,
     /// Whether the host stops answering ARP for service addresses.
     pub strict_arp: bool,
     /// Idle TCP sessions; zero leaves the kernel's value.
@@ -97,6 +99,15 @@ pub struct Ipvs {
     pub tcp_fin_timeout: Duration,
     /// UDP sessions; zero leaves the kernel's value.
     pub udp_timeout: Duration,
+}
+
+/// What only mode userspace needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Userspace {
+    /// The ports to listen on; absent means any.
+    pub port_range: Option<RangeInclusive<u16>>,
+    /// When idle UDP sessions are closed.
+    pub udp_idle_timeout: Duration,
 }
 
 /// `ipvs.excludeCIDRs`, which kube-proxy validates in mode ipvs only.
@@ -217,6 +228,66 @@ impl Config {
         (!self.defaulted.min_sync_period && !given.is_zero()).then_some(given)
     }
 
+    /// The configuration of a document in which validation found no problem.
+    pub(super) fn new(document: Values, flags: &Flags, gates: FeatureGates, defaulted: Defaulted) -> Self {
+        let mode = document.mode();
+        let (sync_period, min_sync_period) = periods(mode);
+        let (masquerade_all, masquerade_bit) = masquerade(mode);
+        let bind_address: IpAddr = document.get(options::BIND_ADDRESS);
+        let manifests = flags.values.get(options::MANIFESTS);
+        Config {
+            mode,
+            pacing: Pacing {
+                sync_period: document.get(sync_period).0,
+                min_sync_period: document.get(min_sync_period),
+            },
+            masquerade: Masquerade {
+                all: document.get(masquerade_all),
+                bit: u8::try_from(document.get(masquerade_bit).0).unwrap_or_default(),
+            },
+            localhost_node_ports: document.get(options::IPTABLES_LOCALHOST_NODE_PORTS),
+            ipvs: options::IPVS_SCHEDULER.row().scope.includes(mode).then(|| ipvs(&document)),
+            ipvs_excluded: document.get(options::IPVS_EXCLUDE_CIDRS),
+            userspace: options::PORT_RANGE.row().scope.includes(mode).then(|| Userspace {
+                port_range: document.get(options::PORT_RANGE).0,
+                udp_idle_timeout: document.get(options::UDP_IDLE_TIMEOUT).0,
+            }),
+            detect_local: detect_local(&document),
+            cluster_cidrs: document.get(options::CLUSTER_CIDR).all_or_none(),
+            node_port_addresses: document.get(options::NODE_PORT_ADDRESSES),
+            bind_address: (!bind_address.is_unspecified()).then_some(bind_address),
+            hostname_override: document.get(options::HOSTNAME_OVERRIDE).0,
+            source: if manifests.is_empty() {
+                Source::Api(api_client(&document, flags))
+            } else {
+                Source::Manifests(manifests)
+            },
+            config_sync_period: document.get(options::CONFIG_SYNC_PERIOD).0,
+            servers: Servers {
+                healthz: document.get(options::HEALTHZ_BIND_ADDRESS),
+                metrics: document.get(options::METRICS_BIND_ADDRESS),
+                hard_fail: document.get(options::BIND_ADDRESS_HARD_FAIL),
+                profiling: document.get(options::ENABLE_PROFILING),
+                hidden_metrics: document.get(options::HIDDEN_METRICS).0,
+            },
+            logging: logging(&document),
+            conntrack: Conntrack {
+                max_per_core: document.get(options::CONNTRACK_MAX_PER_CORE),
+                min: document.get(options::CONNTRACK_MIN),
+                tcp_established_timeout: document.get(options::CONNTRACK_TCP_ESTABLISHED_TIMEOUT),
+                tcp_close_wait_timeout: document.get(options::CONNTRACK_TCP_CLOSE_WAIT_TIMEOUT),
+                tcp_be_liberal: document.get(options::CONNTRACK_TCP_BE_LIBERAL),
+                udp_timeout: document.get(options::CONNTRACK_UDP_TIMEOUT),
+                udp_stream_timeout: document.get(options::CONNTRACK_UDP_STREAM_TIMEOUT),
+            },
+            sysctl_hard_fail: flags.values.get(options::SYSCTL_HARD_FAIL),
+            oom_score_adj: document.get(options::OOM_SCORE_ADJ).0,
+            gates,
+            defaulted,
+            document,
+        }
+    }
+
     /// What the model needs to know, for the Node of this name.
     pub fn model_settings(&self, node_name: &str, started: Timestamp) -> Settings {
         Settings {
@@ -228,5 +299,77 @@ impl Config {
             started,
             ..Settings::new(node_name)
         }
+    }
+}
+
+/// The options of a mode's sync period and of the shortest time between two writes.
+pub(super) fn periods(mode: Mode) -> (Key<Positive>, Key<Duration>) {
+    match mode.entry().periods {
+        Section::Iptables => (options::IPTABLES_SYNC_PERIOD, options::IPTABLES_MIN_SYNC_PERIOD),
+        Section::Ipvs => (options::IPVS_SYNC_PERIOD, options::IPVS_MIN_SYNC_PERIOD),
+        Section::Nftables => (options::NFTABLES_SYNC_PERIOD, options::NFTABLES_MIN_SYNC_PERIOD),
+    }
+}
+
+fn masquerade(mode: Mode) -> (Key<bool>, Key<Within<0, 31>>) {
+    match mode.entry().masquerade {
+        Section::Nftables => (options::NFTABLES_MASQUERADE_ALL, options::NFTABLES_MASQUERADE_BIT),
+        Section::Iptables | Section::Ipvs => {
+            (options::IPTABLES_MASQUERADE_ALL, options::IPTABLES_MASQUERADE_BIT)
+        }
+    }
+}
+
+fn ipvs(document: &Values) -> Ipvs {
+    let scheduler = document.get(options::IPVS_SCHEDULER);
+    Ipvs {
+        scheduler: if scheduler.is_empty() { "rr".to_owned() } else { scheduler },
+        strict_arp: document.get(options::IPVS_STRICT_ARP),
+        tcp_timeout: document.get(options::IPVS_TCP_TIMEOUT),
+        tcp_fin_timeout: document.get(options::IPVS_TCP_FIN_TIMEOUT),
+        udp_timeout: document.get(options::IPVS_UDP_TIMEOUT),
+    }
+}
+
+fn detect_local(document: &Values) -> DetectLocal {
+    let name = |key: Key<String>| Name::from(document.text(key));
+    match document.text(options::DETECT_LOCAL_MODE) {
+        "ClusterCIDR" => DetectLocal::ClusterCidr(document.get(options::CLUSTER_CIDR).all_or_none()),
+        "NodeCIDR" => DetectLocal::NodeCidr,
+        "BridgeInterface" => DetectLocal::BridgeInterface(name(options::BRIDGE_INTERFACE)),
+        "InterfaceNamePrefix" => DetectLocal::InterfaceNamePrefix(name(options::INTERFACE_NAME_PREFIX)),
+        _ => DetectLocal::Off,
+    }
+}
+
+fn api_client(document: &Values, flags: &Flags) -> ApiClient {
+    let given = |text: String| (!text.is_empty()).then_some(text);
+    let content_type = document.get(options::CONTENT_TYPE);
+    let accept = given(document.get(options::ACCEPT_CONTENT_TYPES));
+    // A negative rate means no limit, zero (which only a flag can give) the usual one.
+    let qps = document.get(options::QPS);
+    let qps = if qps == 0.0 { 5.0 } else { qps };
+    ApiClient {
+        kubeconfig: given(document.get(options::KUBECONFIG)),
+        master: given(flags.values.get(options::MASTER)),
+        accept: accept.unwrap_or_else(|| format!("{content_type}, */*")),
+        content_type,
+        limit: (qps > 0.0).then_some(RateLimit { qps, burst: document.get(options::BURST) }),
+    }
+}
+
+fn logging(document: &Values) -> Logging {
+    let format = document.get(options::LOG_FORMAT);
+    let (split_stream, info_buffer_size) = match format {
+        LogFormat::Text => (options::TEXT_SPLIT_STREAM, options::TEXT_INFO_BUFFER_SIZE),
+        LogFormat::Json => (options::JSON_SPLIT_STREAM, options::JSON_INFO_BUFFER_SIZE),
+    };
+    Logging {
+        format,
+        verbosity: document.get(options::VERBOSITY),
+        vmodule: document.get(options::VMODULE),
+        flush_frequency: document.get(options::LOG_FLUSH_FREQUENCY).0,
+        split_stream: document.get(split_stream),
+        info_buffer_size: document.get(info_buffer_size),
     }
 }

@@ -1,21 +1,24 @@
-//! The one way from what was written to what the program runs on.
+//! From what was written to what the program runs on: rules, and what the operator should know.
 //!
-//! Every rule has one place: the function that turns a written value into its final type also says what is wrong with it.
-//! Nothing stops at the first problem; a value that cannot be used is replaced by a harmless one so that the rest can be
-//! looked at too, and the whole is refused at the end.
-
-mod fields;
-mod sections;
+//! The rules of a single value belong to the type that its row in the table of options names; those that involve several options
+//! are here. Nothing stops at the first problem: everything is checked, and the whole is rejected at the end.
 
 use std::fmt;
 
+use portwarden_model::{Family, parse_cidr};
+
 use super::decode::{Decoded, Remark};
-use super::effective::effective;
-use super::gates::{FeatureGates, GateNotice, GateWithoutEffect};
-use super::problems::Problems;
-use super::typed::Config;
+use super::duration::GoDuration;
+use super::gates::{Feature, FeatureGates, GateNotice, GateWithoutEffect};
+use super::options::{
+    BRIDGE_INTERFACE, CLUSTER_CIDR, DETECT_LOCAL_MODE, FEATURE_GATES, INTERFACE_NAME_PREFIX, Key, LOG_FORMAT,
+    MODE, Notes, QPS, Value, Values, fields,
+};
+use super::problems::{ProblemKind, Problems};
+use super::resolve::{Resolved, resolve};
+use super::typed::{self, Config, LogFormat};
 use crate::flags::{Flags, Program};
-use crate::modes::Deprecation;
+use crate::modes::{Deprecation, Mode};
 
 /// A validated configuration and what the operator should know about it.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,11 +32,11 @@ pub struct LoadedConfig {
 /// Something the operator should know, none of which stops the program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
-    /// The file has fields that nobody reads, or reads twice (info).
+    /// The file has unknown or repeated fields (info).
     LenientDecoding(Vec<Remark>),
-    /// Flags that the file makes void (warning).
+    /// Flags without effect because of the file (warning).
     FlagsIgnored(Vec<&'static str>),
-    /// A feature gate that will go (warning).
+    /// A feature gate that will be removed (warning).
     Gate(GateNotice),
     /// A feature gate that was changed without effect (warning).
     GateWithoutEffect(GateWithoutEffect),
@@ -48,15 +51,14 @@ pub enum Notice {
 /// Validates what was written on the command line and, if there is one, in the file.
 pub fn validate(program: Program, flags: &Flags, file: Option<&Decoded>) -> Result<LoadedConfig, Problems> {
     let mut problems = Problems::default();
-    let effective = effective(flags, file.map(|file| &file.document), &mut problems);
+    let Resolved { document, defaulted } = resolve(flags, file.map(|file| &file.document), &mut problems);
     let mut notices = Vec::new();
     if let Some(file) = file {
         let ignored = flags.void_because_of_file(program);
         notices.extend((!file.remarks.is_empty()).then(|| Notice::LenientDecoding(file.remarks.clone())));
         notices.extend((!ignored.is_empty()).then_some(Notice::FlagsIgnored(ignored)));
     }
-    let settings = effective.document.feature_gates.clone().unwrap_or_default();
-    let gates = match FeatureGates::with(&settings) {
+    let gates = match FeatureGates::with(&document.get(FEATURE_GATES)) {
         Ok((gates, gate_notices)) => {
             notices.extend(gate_notices.into_iter().map(Notice::Gate));
             notices.extend(gates.changed_without_effect().map(Notice::GateWithoutEffect));
@@ -67,15 +69,140 @@ pub fn validate(program: Program, flags: &Flags, file: Option<&Decoded>) -> Resu
             FeatureGates::default()
         }
     };
-    let config = sections::config(effective, flags, gates, &mut problems);
+    check_options(&document, &gates, &mut problems);
     if !problems.is_empty() {
-        return Err(problems);
+        return Err(problems.in_order_of_kube_proxy());
     }
+    let config = Config::new(document, flags, gates, defaulted);
     let invalid = &config.ipvs_excluded.invalid;
     notices.extend((!invalid.is_empty()).then(|| Notice::InvalidExcludedRanges(invalid.clone())));
     notices.extend(config.defaulted.mode.then_some(Notice::ModeDefaulted));
     notices.extend(config.mode.entry().deprecation.as_ref().map(Notice::ModeDeprecated));
     Ok(LoadedConfig { config, notices })
+}
+
+/// Applies the rules of every option that has an effect.
+fn check_options(document: &Values, gates: &FeatureGates, problems: &mut Problems) {
+    let mode = document.mode();
+    for (index, row) in fields().filter(|(_, row)| row.always_checked || row.scope.includes(mode)) {
+        let (path, value) = (row.path(), document.at(index));
+        if let Some(check) = row.check {
+            check(&mut Check { document, mode, gates, path: &path, value, problems });
+        }
+        let mut notes = Notes::default();
+        (row.rules)(value, &mut notes);
+        for note in notes.0 {
+            let path = note.index.map_or_else(|| path.clone(), |index| format!("{path}[{index}]"));
+            problems.field(&path, note.kind, note.value, note.message);
+        }
+    }
+}
+
+/// What a rule that involves several options needs to know.
+pub(super) struct Check<'a> {
+    document: &'a Values,
+    mode: Mode,
+    gates: &'a FeatureGates,
+    /// The name in messages and the value of the option that the rule belongs to.
+    path: &'a str,
+    value: Option<&'a Value>,
+    problems: &'a mut Problems,
+}
+
+impl Check<'_> {
+    fn forbidden(&mut self, message: &str) {
+        self.problems.field(self.path, ProblemKind::Forbidden, String::new(), message);
+    }
+}
+
+pub(super) fn mode(check: &mut Check<'_>) {
+    let allowed = |mode: &Mode| mode.entry().gate.is_none_or(|gate| check.gates.enabled(gate));
+    let name = check.document.text(MODE);
+    if Mode::from_name(name).filter(allowed).is_none() {
+        let known = Mode::ALL.into_iter().filter(|mode| mode.entry().known_to_kube_proxy && allowed(mode));
+        let known: Vec<&str> = known.map(Mode::as_str).collect();
+        let message = format!("must be {} or blank (blank means {})", known.join(", "), Mode::DEFAULT);
+        check.problems.invalid_text(check.path, name, message);
+    }
+}
+
+pub(super) fn burst(check: &mut Check<'_>) {
+    if check.document.get(QPS) >= 0.0 && check.value == Some(&Value::Int(0)) {
+        check.problems.invalid(check.path, 0, "must be greater than 0 while ClientConnection.QPS is");
+    }
+}
+
+pub(super) fn periods(check: &mut Check<'_>) {
+    let (sync_period, min_sync_period) = typed::periods(check.mode);
+    let written = |value: Option<&Value>| match value {
+        Some(Value::Duration(duration)) => *duration,
+        _ => GoDuration::ZERO,
+    };
+    let minimum = written(check.document.value(min_sync_period));
+    if minimum > written(check.document.value(sync_period)) {
+        let message = "must be greater than or equal to KubeProxyConfiguration.MinSyncPeriod";
+        check.problems.invalid_text(check.path, &minimum.to_string(), message);
+    }
+}
+
+pub(super) fn log_format(check: &mut Check<'_>) {
+    let json = check.document.get(LOG_FORMAT) == LogFormat::Json;
+    if json && !check.gates.enabled(Feature::LoggingBetaOptions) {
+        check.forbidden("log format json is disabled, see feature gate LoggingBetaOptions");
+    }
+}
+
+pub(super) fn vmodule(check: &mut Check<'_>) {
+    if check.value.is_some_and(|value| !value.is_zero()) && check.document.text(LOG_FORMAT) != "text" {
+        check.forbidden("only supported for the text log format");
+    }
+}
+
+pub(super) fn alpha_logging(check: &mut Check<'_>) {
+    let used = check.value.is_some_and(|value| !value.is_zero());
+    if used && !check.gates.enabled(Feature::LoggingAlphaOptions) {
+        check.forbidden("feature gate LoggingAlphaOptions is disabled");
+    }
+}
+
+/// Each way to identify pod traffic needs an option of its own; what the others need may be anything.
+pub(super) fn detect_local(check: &mut Check<'_>) {
+    let mut not_empty = |key: Key<String>, path: &str| {
+        if check.document.text(key).is_empty() {
+            check.problems.invalid_text(path, "", "must not be empty");
+        }
+    };
+    match check.document.text(DETECT_LOCAL_MODE) {
+        "ClusterCIDR" => {
+            let cidrs = check.document.get(CLUSTER_CIDR);
+            cluster_cidrs(&cidrs.0, "DetectLocalConfiguration.ClusterCIDRs", check.problems);
+        }
+        "NodeCIDR" => {}
+        "BridgeInterface" => not_empty(BRIDGE_INTERFACE, "DetectLocalConfiguration.InterfaceName"),
+        "InterfaceNamePrefix" => not_empty(INTERFACE_NAME_PREFIX, "DetectLocalConfiguration.InterfacePrefix"),
+        other => {
+            let known = "supported values: \"ClusterCIDR\", \"NodeCIDR\", \"BridgeInterface\", \"InterfaceNamePrefix\", \"\"";
+            check.problems.field(check.path, ProblemKind::Unsupported, format!("{other:?}"), known);
+        }
+    }
+}
+
+/// One range, or one of each family.
+fn cluster_cidrs(texts: &[String], path: &str, problems: &mut Problems) {
+    const ONE_OR_PAIR: &str = "must be either a single CIDR or a dual-stack pair of CIDRs (such as 10.100.0.0/16,fde4:8dba:82e1::/48)";
+    let mut families = Vec::new();
+    for (index, text) in texts.iter().enumerate().filter(|_| texts.len() <= 2) {
+        match parse_cidr(text) {
+            Some(net) => families.push(Family::of_net(&net)),
+            None => {
+                let message = "must be a valid CIDR block (such as 10.100.0.0/16 or fde4:8dba:82e1::/48)";
+                problems.invalid_text(&format!("{path}[{index}]"), text, message);
+            }
+        }
+    }
+    if texts.len() > 2 || matches!(families[..], [first, second] if first == second) {
+        problems.field(path, ProblemKind::Invalid, format!("{texts:?}"), ONE_OR_PAIR);
+    }
 }
 
 impl fmt::Display for Notice {

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::Program;
-use super::table::{Flag, GROUPS, visible};
+use crate::config::options::{Group, Row};
 
 const WIDTH: usize = 100;
 const INDENT: usize = 8;
@@ -24,15 +24,12 @@ pub(super) fn help(program: Program) -> String {
          is read as a dash. A switch takes a value only after an equals sign: --masquerade-all=false.\n",
         subcommands(program)
     );
-    for group in GROUPS {
-        let flags: Vec<&Flag> =
-            group.flags.iter().filter(|flag| visible(flag, program) && flag.deprecated.is_none()).collect();
-        if flags.is_empty() {
-            continue;
-        }
-        let _ = write!(text, "\n{}:\n", group.title);
-        for flag in flags {
-            describe(&mut text, flag);
+    for (group, title) in Group::TITLES {
+        let mut flags =
+            program.flags().filter(|(_, row)| row.group == group && row.deprecated.is_none()).peekable();
+        if flags.peek().is_some() {
+            let _ = write!(text, "\n{title}:\n");
+            flags.for_each(|(_, row)| describe(&mut text, row));
         }
     }
     text.truncate(text.trim_end().len());
@@ -49,18 +46,19 @@ fn subcommands(program: Program) -> &'static str {
     }
 }
 
-fn describe(text: &mut String, flag: &Flag) {
-    let short = flag.short.map_or(String::new(), |letter| format!("-{letter}, "));
-    let placeholder = match flag.slot.placeholder() {
+fn describe(text: &mut String, row: &Row) {
+    let letter = row.letter.map_or(String::new(), |letter| format!("-{letter}, "));
+    let placeholder = match row.kind.placeholder() {
         value if value.is_empty() || value.starts_with('[') => value.to_owned(),
         value => format!(" {value}"),
     };
-    let _ = writeln!(text, "  {short}--{}{placeholder}", flag.name);
-    let mut words = flag.help.to_owned();
-    if !matches!(flag.default, "" | "false" | "[]") {
-        let _ = write!(words, " Default: {}.", flag.default);
+    let _ = writeln!(text, "  {letter}--{}{placeholder}", row.flag);
+    let mut words = row.help.to_owned();
+    let default = row.shown_default();
+    if !matches!(default.as_str(), "" | "false" | "[]") {
+        let _ = write!(words, " Default: {default}.");
     }
-    if !flag.beside_file {
+    if !row.beside_file {
         words.push_str(" (file)");
     }
     wrap(text, &words);

@@ -1,7 +1,7 @@
 //! From arguments to flags, by the rules of Go's pflag.
 
-use super::table::{Flag, all, find, find_short};
 use super::{Flags, Program, help};
+use crate::config::options::{HELP, Row};
 
 /// What a command line asks for.
 #[derive(Debug, Clone, PartialEq)]
@@ -108,8 +108,10 @@ impl Parser {
             return Err(FlagError::Syntax(argument.to_owned()));
         }
         let (name, value) = long.split_once('=').map_or((long, None), |(name, value)| (name, Some(value)));
-        let flag = find(self.program, name).ok_or_else(|| self.unknown(name))?;
-        let value = match value.or_else(|| flag.slot.alone()) {
+        let dashed = name.replace('_', "-");
+        let flag = self.program.flags().find(|(_, row)| row.flag == dashed);
+        let flag = flag.ok_or_else(|| self.unknown(name))?;
+        let value = match value.or_else(|| flag.1.kind.alone()) {
             Some(value) => value,
             None => rest.next().ok_or_else(|| FlagError::NoValue(format!("--{name}")))?,
         };
@@ -121,10 +123,11 @@ impl Parser {
         let mut letters = group.chars();
         while let Some(letter) = letters.next() {
             let unknown = || FlagError::UnknownLetter { letter, group: group.to_owned() };
-            let flag = find_short(self.program, letter).ok_or_else(unknown)?;
+            let flag =
+                self.program.flags().find(|(_, row)| row.letter == Some(letter)).ok_or_else(unknown)?;
             let after = letters.as_str();
             let inline = after.strip_prefix('=').filter(|value| !value.is_empty());
-            let value = match (inline, flag.slot.alone()) {
+            let value = match (inline, flag.1.kind.alone()) {
                 (Some(value), _) => value,
                 (None, Some(alone)) => {
                     self.set(flag, alone)?;
@@ -140,22 +143,26 @@ impl Parser {
         Ok(())
     }
 
-    fn set(&mut self, flag: &Flag, value: &str) -> Result<(), FlagError> {
-        flag.slot.set(&mut self.flags, value).map_err(|reason| FlagError::Value {
-            flag: flag.short.map_or(format!("--{}", flag.name), |short| format!("-{short}, --{}", flag.name)),
+    fn set(&mut self, (index, row): (usize, &Row), value: &str) -> Result<(), FlagError> {
+        let before = self.flags.values.at(index).cloned();
+        let after = row.kind.parse(value, before).map_err(|reason| FlagError::Value {
+            flag: row.letter.map_or(format!("--{}", row.flag), |letter| format!("-{letter}, --{}", row.flag)),
             value: value.to_owned(),
             reason,
         })?;
-        if let Some(instead) = flag.deprecated {
-            self.deprecations.push(format!("Flag --{} has been deprecated, {instead}", flag.name));
+        self.flags.values.set_at(index, after);
+        if let Some(instead) = row.deprecated {
+            self.deprecations.push(format!("Flag --{} has been deprecated, {instead}", row.flag));
         }
         Ok(())
     }
 
     fn unknown(&self, name: &str) -> FlagError {
         let name_with_dashes = name.replace('_', "-");
-        let nearest = all(self.program)
-            .map(|flag| (distance(&name_with_dashes, flag.name), flag.name))
+        let nearest = self
+            .program
+            .flags()
+            .map(|(_, row)| (distance(&name_with_dashes, row.flag), row.flag))
             .filter(|(distance, _)| *distance <= 3 && *distance < name.len())
             .min();
         FlagError::Unknown { name: name.to_owned(), suggestion: nearest.map(|(_, name)| name) }
@@ -164,13 +171,13 @@ impl Parser {
     /// Help comes before complaints about arguments, those come before the version.
     fn finish(self) -> Result<Parsed, FlagError> {
         let Parser { program, flags, deprecations, positional } = self;
-        if flags.help == Some(true) {
+        if flags.values.get(HELP) {
             return Ok(Parsed { invocation: Invocation::Print(help::help(program)), deprecations });
         }
         if positional.iter().any(|argument| !argument.is_empty()) {
             return Err(FlagError::Arguments { program: program.name(), arguments: positional });
         }
-        let invocation = match flags.version.as_ref().and_then(|version| version.output()) {
+        let invocation = match flags.version().and_then(|version| version.output()) {
             Some(version) => Invocation::Print(version),
             None => Invocation::Run(Box::new(flags)),
         };

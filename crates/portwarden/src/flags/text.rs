@@ -1,7 +1,7 @@
 //! Go's textual forms of booleans, numbers and comma-separated lists.
 
 /// Reads what Go takes for a boolean.
-pub(super) fn boolean(text: &str) -> Result<bool, String> {
+pub(crate) fn boolean(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
@@ -10,7 +10,7 @@ pub(super) fn boolean(text: &str) -> Result<bool, String> {
 }
 
 /// Reads a 32-bit integer: decimal, `0x`, `0o`, `0b`, a leading `0` for octal, `_` between digits.
-pub(super) fn int32(text: &str) -> Result<i32, String> {
+pub(crate) fn int32(text: &str) -> Result<i32, String> {
     let error = || format!("{text:?} is not a whole number from {} to {}", i32::MIN, i32::MAX);
     let (negative, unsigned) = match text.as_bytes().first() {
         Some(b'-') => (true, &text[1..]),
@@ -31,7 +31,7 @@ pub(super) fn int32(text: &str) -> Result<i32, String> {
 }
 
 /// Reads a 32-bit floating point number in decimal form.
-pub(super) fn float32(text: &str) -> Result<f32, String> {
+pub(crate) fn float32(text: &str) -> Result<f32, String> {
     let number: f32 = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
     let spelled_out = text.trim_start_matches(['+', '-']).starts_with(['i', 'I']);
     if number.is_infinite() && !spelled_out {
@@ -41,7 +41,7 @@ pub(super) fn float32(text: &str) -> Result<f32, String> {
 }
 
 /// Reads one line of comma-separated values, where an item may stand in double quotes.
-pub(super) fn comma_separated(text: &str) -> Result<Vec<String>, String> {
+pub(crate) fn comma_separated(text: &str) -> Result<Vec<String>, String> {
     if text.is_empty() {
         return Ok(Vec::new());
     }
@@ -58,7 +58,7 @@ pub(super) fn comma_separated(text: &str) -> Result<Vec<String>, String> {
 }
 
 /// The reverse of [`comma_separated`].
-pub(super) fn join_with_commas(items: &[String]) -> String {
+pub(crate) fn join_with_commas(items: &[String]) -> String {
     let quoted = |item: &String| {
         let special = item.contains(['"', ',', '\n', '\r']) || item.starts_with([' ', '\t']) || item == "\\.";
         if special { format!("\"{}\"", item.replace('"', "\"\"")) } else { item.clone() }

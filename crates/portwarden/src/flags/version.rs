@@ -23,7 +23,7 @@ pub enum VersionRequest {
 
 impl VersionRequest {
     /// Reads the value of the flag.
-    pub(super) fn parse(value: &str) -> Result<Self, String> {
+    pub(crate) fn parse(value: &str) -> Result<Self, String> {
         if value == "raw" {
             return Ok(VersionRequest::Raw);
         }

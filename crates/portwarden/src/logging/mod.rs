@@ -46,7 +46,7 @@ impl Logs {
         self.json.store(wanted.format == LogFormat::Json, Ordering::Relaxed);
         self.split_stream.store(wanted.split_stream, Ordering::Relaxed);
         buffer::configure(wanted.info_buffer_size, wanted.flush_frequency);
-        let pattern = |item: &crate::config::document::VModule| Pattern {
+        let pattern = |item: &crate::config::options::VModule| Pattern {
             file: item.file_pattern.clone(),
             verbosity: item.verbosity,
         };

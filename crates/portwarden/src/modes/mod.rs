@@ -12,9 +12,10 @@ use crate::config::gates::Feature;
 use crate::engine::ModeWords;
 
 /// A way to program the node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Mode {
     /// Rules for `iptables-restore`.
+    #[default]
     Iptables,
     /// Kernel virtual servers.
     Ipvs,

@@ -4,6 +4,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config::duration::GoDuration;
+use crate::config::options::{
+    BIND_ADDRESS, BURST, CONNTRACK_MAX_PER_CORE, CONNTRACK_MIN, IPTABLES_MASQUERADE_BIT, LOG_FLUSH_FREQUENCY,
+    MODE, QPS, UDP_IDLE_TIMEOUT,
+};
 
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
@@ -20,14 +24,14 @@ fn json_and_yaml_say_the_same() {
     let yaml = fields("mode: nftables\nconntrack:\n  min: 5\n").unwrap();
     let json = "{\"kind\": \"KubeProxyConfiguration\",\n\t\"apiVersion\": \"kubeproxy.config.k8s.io/v1alpha1\",\n\t\"mode\": \"nftables\", \"conntrack\": {\"min\": 5}}";
     assert_eq!(decode(json.as_bytes()).unwrap(), yaml);
-    assert_eq!(yaml.document.conntrack.min, Some(5));
+    assert_eq!(yaml.document.value(CONNTRACK_MIN), Some(&Value::Int(5)));
     assert_eq!(yaml.remarks, []);
 }
 
 #[test]
 fn only_the_first_document_is_read() {
     let decoded = fields("mode: nftables\n---\nmode: [ never closed").unwrap();
-    assert_eq!(decoded.document.mode.as_deref(), Some("nftables"));
+    assert_eq!(decoded.document.text(MODE), "nftables");
 }
 
 #[test]
@@ -69,7 +73,7 @@ fn what_is_no_yaml_is_refused_with_its_place() {
         "failed to decode: the file is not UTF-8 text (first bad byte at offset 6)"
     );
     assert!(fields("bindAddress: ::").is_err(), "two colons need quotes");
-    assert_eq!(fields("bindAddress: ::0").unwrap().document.bind_address.as_deref(), Some("::0"));
+    assert_eq!(fields("bindAddress: ::0").unwrap().document.text(BIND_ADDRESS), "::0");
 }
 
 #[test]
@@ -88,15 +92,37 @@ fn unknown_fields_are_remarked_at_every_depth() {
             "unknown field \"logging.options.yaml\" on line 5",
         ]
     );
-    assert_eq!(decoded.document.mode, None, "names are case-sensitive");
+    assert_eq!(decoded.document.value(MODE), None, "names are case-sensitive");
+}
+
+#[test]
+fn a_path_as_a_name_is_no_field() {
+    let decoded = fields("iptables.masqueradeBit: 3\niptables: {a.b: 1}\n").unwrap();
+    let remarks: Vec<String> = decoded.remarks.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        remarks,
+        ["unknown field \"iptables.masqueradeBit\" on line 3", "unknown field \"iptables.a.b\" on line 4"]
+    );
+    assert_eq!(decoded.document, Values::default());
+}
+
+/// kube-proxy dropped the field with the mode, so elsewhere it is as unknown as it is there, whatever its value.
+#[test]
+fn a_field_of_mode_userspace_is_unknown_in_others() {
+    let decoded = fields("mode: nftables\nudpIdleTimeout: [1]\n").unwrap();
+    assert_eq!(decoded.remarks.len(), 1, "{:?}", decoded.remarks);
+    assert_eq!(decoded.document.value(UDP_IDLE_TIMEOUT), None);
+    let decoded = fields("udpIdleTimeout: 2s\nmode: userspace\n").unwrap();
+    assert_eq!(decoded.remarks, []);
+    assert_eq!(decoded.document.get(UDP_IDLE_TIMEOUT).0.as_secs(), 2);
 }
 
 #[test]
 fn of_repeated_fields_the_last_counts() {
     let decoded =
         fields("mode: iptables\niptables: {masqueradeBit: 1, masqueradeBit: 2}\nmode: nftables\n").unwrap();
-    assert_eq!(decoded.document.mode.as_deref(), Some("nftables"));
-    assert_eq!(decoded.document.iptables.masquerade_bit, Some(2));
+    assert_eq!(decoded.document.text(MODE), "nftables");
+    assert_eq!(decoded.document.value(IPTABLES_MASQUERADE_BIT), Some(&Value::Int(2)));
     let paths: Vec<_> =
         decoded.remarks.iter().map(|remark| matches!(remark, Remark::Repeated { .. })).collect();
     assert_eq!(paths, [true, true]);
@@ -166,10 +192,11 @@ fn numbers_have_more_than_one_form() {
         fields("clientConnection: {qps: 5, burst: 5.0}\nconntrack: {min: 0x10, maxPerCore: 010}\n")
             .unwrap()
             .document;
-    assert_eq!((document.client_connection.qps, document.client_connection.burst), (Some(5.0), Some(5)));
-    assert_eq!((document.conntrack.min, document.conntrack.max_per_core), (Some(16), Some(8)));
-    let flush = fields("logging: {flushFrequency: 5}").unwrap().document.logging.flush_frequency.unwrap();
-    assert_eq!((flush.duration, flush.as_number), (GoDuration::from_nanos(5), true));
+    assert_eq!((document.get(QPS), document.get(BURST)), (5.0, 5));
+    assert_eq!((document.get(CONNTRACK_MIN), document.get(CONNTRACK_MAX_PER_CORE)), (16, 8));
+    let document = fields("logging: {flushFrequency: 5}").unwrap().document;
+    let flush = Value::Flush { duration: GoDuration::from_nanos(5), as_number: true };
+    assert_eq!(document.value(LOG_FLUSH_FREQUENCY), Some(&flush));
 }
 
 #[test]

@@ -1,9 +1,12 @@
-//! Feature gates: which exist, which are on, and what may not be asked of them.
-
-mod table;
+//! Feature gates: which exist (`gates.txt`), which are on, and which ones have an effect here.
 
 use std::collections::BTreeMap;
 use std::fmt;
+
+use super::options::Scope;
+use super::reload::Effect::{self, Live, Restart};
+use super::reload::Part;
+use crate::modes::Mode;
 
 /// How mature a gate's feature is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,13 +33,12 @@ impl Stage {
     }
 }
 
-/// The gates that kube-proxy acts on; every other gate is accepted without effect. So are a few of these, see
-/// [`FeatureGates::changed_without_effect`].
+/// The gates that kube-proxy acts on; every other gate is accepted without effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Feature {
     /// Mode `ipvs` may be chosen.
     KubeProxyIpvs,
-    /// nftables over netlink instead of the `nft` program. Without effect.
+    /// nftables over netlink instead of the `nft` program.
     NftablesNetlink,
     /// TCP node ports on loopback addresses in nftables mode.
     NftablesLocalhostNodePorts,
@@ -46,7 +48,7 @@ pub enum Feature {
     ComponentFlagz,
     /// The page `/statusz`.
     ComponentStatusz,
-    /// Native histograms in protobuf scrapes. Without effect.
+    /// Native histograms in protobuf scrapes.
     NativeHistograms,
     /// Log format `json`.
     LoggingBetaOptions,
@@ -56,35 +58,56 @@ pub enum Feature {
     WatchListClient,
 }
 
+/// What there is to know about a feature.
+pub(super) struct FeatureRow {
+    feature: Feature,
+    pub(super) name: &'static str,
+    /// What a change needs of a running process, and in which modes.
+    pub(super) reload: &'static [Effect],
+    pub(super) scope: Scope,
+    /// What holds whatever the gate is set to, if it has no effect here.
+    without_effect: Option<&'static str>,
+}
+
+const fn row(feature: Feature, name: &'static str, reload: &'static [Effect]) -> FeatureRow {
+    FeatureRow { feature, name, reload, scope: Scope::Always, without_effect: None }
+}
+
+/// In the order of the enumeration. Gates that only allow other settings need nothing when they change.
+static FEATURES: [FeatureRow; 10] = [
+    row(Feature::KubeProxyIpvs, "KubeProxyIPVS", &[]),
+    FeatureRow {
+        without_effect: Some("mode nftables always speaks netlink"),
+        ..row(Feature::NftablesNetlink, "NFTablesNetlink", &[])
+    },
+    FeatureRow {
+        scope: Scope::Only(Mode::Nftables),
+        ..row(
+            Feature::NftablesLocalhostNodePorts,
+            "KubeProxyNFTablesLocalhostNodePorts",
+            &[Restart(Part::Dataplane)],
+        )
+    },
+    row(Feature::AllowServiceExternalIps, "AllowServiceExternalIPs", &[Live(Part::Rules)]),
+    row(Feature::ComponentFlagz, "ComponentFlagz", &[Live(Part::MetricsServer)]),
+    row(Feature::ComponentStatusz, "ComponentStatusz", &[Live(Part::MetricsServer)]),
+    FeatureRow {
+        without_effect: Some("metrics are shown as text only"),
+        ..row(Feature::NativeHistograms, "NativeHistograms", &[])
+    },
+    row(Feature::LoggingBetaOptions, "LoggingBetaOptions", &[]),
+    row(Feature::LoggingAlphaOptions, "LoggingAlphaOptions", &[]),
+    row(Feature::WatchListClient, "WatchListClient", &[Restart(Part::Source)]),
+];
+
 impl Feature {
     /// Every feature.
-    pub const ALL: [Feature; 10] = [
-        Feature::KubeProxyIpvs,
-        Feature::NftablesNetlink,
-        Feature::NftablesLocalhostNodePorts,
-        Feature::AllowServiceExternalIps,
-        Feature::ComponentFlagz,
-        Feature::ComponentStatusz,
-        Feature::NativeHistograms,
-        Feature::LoggingBetaOptions,
-        Feature::LoggingAlphaOptions,
-        Feature::WatchListClient,
-    ];
+    pub fn all() -> impl Iterator<Item = Feature> {
+        FEATURES.iter().map(|row| row.feature)
+    }
 
-    /// The gate's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Feature::KubeProxyIpvs => "KubeProxyIPVS",
-            Feature::NftablesNetlink => "NFTablesNetlink",
-            Feature::NftablesLocalhostNodePorts => "KubeProxyNFTablesLocalhostNodePorts",
-            Feature::AllowServiceExternalIps => "AllowServiceExternalIPs",
-            Feature::ComponentFlagz => "ComponentFlagz",
-            Feature::ComponentStatusz => "ComponentStatusz",
-            Feature::NativeHistograms => "NativeHistograms",
-            Feature::LoggingBetaOptions => "LoggingBetaOptions",
-            Feature::LoggingAlphaOptions => "LoggingAlphaOptions",
-            Feature::WatchListClient => "WatchListClient",
-        }
+    pub(super) fn row(self) -> &'static FeatureRow {
+        &FEATURES[self as usize]
     }
 }
 
@@ -99,6 +122,30 @@ pub struct Gate {
     pub default: bool,
     /// Whether it may only be set to its default.
     pub locked: bool,
+    /// The names of the gates that it needs.
+    needs: &'static str,
+}
+
+impl Gate {
+    /// Reads a line of the list of gates.
+    fn parse(line: &'static str) -> Option<Gate> {
+        let mut rest = line;
+        let mut word = || {
+            let (word, after) = rest.trim_start().split_once(' ').unwrap_or((rest.trim_start(), ""));
+            rest = after;
+            word
+        };
+        let name = word();
+        let stage = match word() {
+            "alpha" => Stage::Alpha,
+            "beta" => Stage::Beta,
+            "ga" => Stage::Ga,
+            "deprecated" => Stage::Deprecated,
+            _ => return None,
+        };
+        let (default, locked) = (word() == "on", word() == "locked");
+        Some(Gate { name, stage, default, locked, needs: rest })
+    }
 }
 
 /// Every gate, by name, and whether it is on.
@@ -130,12 +177,6 @@ pub enum GateProblem {
         disabled: Vec<&'static str>,
     },
 }
-
-/// The gates that kube-proxy acts on and this program does not, and what holds whatever they are set to.
-const WITHOUT_EFFECT: &[(Feature, &str)] = &[
-    (Feature::NftablesNetlink, "mode nftables always speaks netlink"),
-    (Feature::NativeHistograms, "metrics are shown as text only"),
-];
 
 /// A gate was changed without effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -181,10 +222,8 @@ const ALL_BETA: &str = "AllBeta";
 
 impl Default for FeatureGates {
     fn default() -> Self {
-        let gates = table::GROUPS.iter().flat_map(|group| {
-            let (stage, default, locked) = (group.stage, group.default, group.locked);
-            group.names.iter().map(move |name| (*name, (Gate { name, stage, default, locked }, default)))
-        });
+        let lines = include_str!("gates.txt").lines().filter(|line| !line.starts_with('#'));
+        let gates = lines.filter_map(Gate::parse).map(|gate| (gate.name, (gate, gate.default)));
         FeatureGates { gates: gates.collect() }
     }
 }
@@ -214,7 +253,7 @@ impl FeatureGates {
 
     /// Whether a feature is on.
     pub fn enabled(&self, feature: Feature) -> bool {
-        self.is_on(feature.name())
+        self.is_on(feature.row().name)
     }
 
     /// Every gate in order of name with whether it is on, as the metric `kubernetes_feature_enabled` shows them.
@@ -224,8 +263,9 @@ impl FeatureGates {
 
     /// The gates that are not as they are by default although that changes nothing here, and what holds instead.
     pub fn changed_without_effect(&self) -> impl Iterator<Item = GateWithoutEffect> {
-        WITHOUT_EFFECT.iter().filter_map(|(feature, instead)| {
-            let (gate, on) = self.gates.get(feature.name())?;
+        FEATURES.iter().filter_map(|row| {
+            let instead = row.without_effect?;
+            let (gate, on) = self.gates.get(row.name)?;
             (*on != gate.default).then_some(GateWithoutEffect { name: gate.name, value: *on, instead })
         })
     }
@@ -253,14 +293,11 @@ impl FeatureGates {
     }
 
     fn unmet_dependencies(&self) -> Vec<GateProblem> {
-        let mut problems = Vec::new();
-        for (name, needs) in table::DEPENDENCIES {
-            let disabled: Vec<_> = needs.iter().copied().filter(|need| !self.is_on(need)).collect();
-            if self.is_on(name) && !disabled.is_empty() {
-                problems.push(GateProblem::Depends { name, disabled });
-            }
-        }
-        problems
+        let unmet = |(gate, on): &(Gate, bool)| {
+            let disabled: Vec<_> = gate.needs.split_whitespace().filter(|need| !self.is_on(need)).collect();
+            (*on && !disabled.is_empty()).then_some(GateProblem::Depends { name: gate.name, disabled })
+        };
+        self.gates.values().filter_map(unmet).collect()
     }
 }
 
@@ -274,17 +311,21 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_whole_and_consistent() {
+    fn the_list_is_whole_and_consistent() {
         let gates = FeatureGates::default();
         assert_eq!(gates.iter().count(), 254);
-        assert_eq!(table::GROUPS.iter().map(|group| group.names.len()).sum::<usize>(), 254, "no name twice");
-        for (name, needs) in table::DEPENDENCIES {
-            for gate in needs.iter().chain([name]) {
-                assert!(gates.gates.contains_key(gate), "{gate} is not in the table");
+        let lines: Vec<&str> =
+            include_str!("gates.txt").lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(lines.len(), 254, "every line is a gate, and no gate is there twice");
+        assert!(lines.is_sorted(), "sorted by name");
+        for (gate, _) in gates.iter() {
+            for need in gate.needs.split_whitespace() {
+                assert!(gates.gates.contains_key(need), "{need} is not in the list");
             }
         }
-        for feature in Feature::ALL {
-            assert!(gates.gates.contains_key(feature.name()), "{feature:?} is not in the table");
+        for (index, feature) in Feature::all().enumerate() {
+            assert_eq!(feature as usize, index, "the order of the table");
+            assert!(gates.gates.contains_key(feature.row().name), "{feature:?} is not in the list");
         }
         assert_eq!(gates.unmet_dependencies(), [], "the defaults fit together");
     }
@@ -292,7 +333,7 @@ mod tests {
     #[test]
     fn defaults_of_the_gates_that_matter() {
         let gates = FeatureGates::default();
-        let off: Vec<_> = Feature::ALL.into_iter().filter(|feature| !gates.enabled(*feature)).collect();
+        let off: Vec<_> = Feature::all().filter(|feature| !gates.enabled(*feature)).collect();
         assert_eq!(off, [Feature::NftablesLocalhostNodePorts, Feature::LoggingAlphaOptions]);
     }
 

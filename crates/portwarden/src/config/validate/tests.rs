@@ -447,7 +447,7 @@ fn a_file_replaces_every_flag_but_a_few() {
     let Source::Api(client) = &config.source else { panic!("not the API") };
     assert_eq!((client.kubeconfig.as_deref(), client.master.as_deref()), (None, Some("https://m")));
     let ignored =
-        vec!["kubeconfig", "feature-gates", "proxy-mode", "cluster-cidr", "healthz-port", "metrics-port"];
+        vec!["feature-gates", "kubeconfig", "healthz-port", "metrics-port", "proxy-mode", "cluster-cidr"];
     assert_eq!(notices, [Notice::FlagsIgnored(ignored)]);
 }
 
@@ -634,7 +634,7 @@ fn ipvs_settings_exist_only_in_its_mode_which_is_deprecated() {
     let LoadedConfig { config, notices } = from_file(fields).unwrap();
     let ipvs = config.ipvs.unwrap();
     assert_eq!((ipvs.scheduler.as_str(), ipvs.strict_arp, ipvs.tcp_timeout.as_secs()), ("rr", true, 60));
-    assert_eq!(ipvs.exclude_cidrs.len(), 1);
+    assert_eq!(config.ipvs_excluded.cidrs.len(), 1);
     assert!(matches!(notices[..], [Notice::ModeDeprecated(_)]), "{notices:?}");
     assert!(notices[0].to_string().contains("nftables"), "{}", notices[0]);
 }

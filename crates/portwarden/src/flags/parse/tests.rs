@@ -1,6 +1,10 @@
 //! The rules of the command line.
 
 use super::*;
+use crate::config::options::{
+    BIND_ADDRESS, CLEANUP, FEATURE_GATES, METRICS_BIND_ADDRESS, NODE_PORT_ADDRESSES, VERBOSITY, VMODULE,
+    Value,
+};
 use crate::flags::{Action, VersionRequest};
 
 fn parse_all(program: Program, arguments: &[&str]) -> Result<Parsed, String> {
@@ -37,21 +41,21 @@ fn the_name_decides_the_command_line() {
 #[test]
 fn the_letter_v_takes_its_value_in_every_way() {
     for arguments in [&["-v", "2"][..], &["-v2"], &["-v=2"], &["--v=2"], &["--v", "2"]] {
-        assert_eq!(run(arguments).v, Some(2), "{arguments:?}");
+        assert_eq!(run(arguments).values.get(VERBOSITY), 2, "{arguments:?}");
     }
-    assert_eq!(run(&["-v=1", "-v", "3"]).v, Some(3), "the last one counts");
+    assert_eq!(run(&["-v=1", "-v", "3"]).values.get(VERBOSITY), 3, "the last one counts");
     assert_eq!(refused(&["-v"]), "flag needs an argument: 'v' in -v");
     assert_eq!(refused(&["-x1"]), "unknown shorthand flag: 'x' in -x1");
     assert!(refused(&["-v="]).starts_with("invalid argument \"=\" for \"-v, --v\" flag"));
     assert!(refused(&["-v", "-1"]).contains("is not a level"));
     assert!(refused(&["-v", "2147483648"]).contains("is not a level"));
-    assert_eq!(run(&["-v", "2147483647"]).v, Some(2_147_483_647));
+    assert_eq!(run(&["-v", "2147483647"]).values.get(VERBOSITY), 2_147_483_647);
 }
 
 #[test]
 fn a_switch_takes_a_value_only_after_an_equals_sign() {
-    assert_eq!(run(&["--cleanup"]).cleanup, Some(true));
-    assert_eq!(run(&["--cleanup=false"]).cleanup, Some(false));
+    assert_eq!(run(&["--cleanup"]).values.value(CLEANUP), Some(&Value::Switch(true)));
+    assert_eq!(run(&["--cleanup=false"]).values.value(CLEANUP), Some(&Value::Switch(false)));
     assert_eq!(refused(&["--cleanup", "true"]), "\"kube-proxy\" does not take any arguments, got [\"true\"]");
     assert!(refused(&["--cleanup="]).starts_with("invalid argument \"\" for \"--cleanup\" flag"));
 }
@@ -67,7 +71,7 @@ fn arguments_that_are_no_flags_are_refused_unless_empty() {
         "\"kube-proxy\" does not take any arguments, got [\"--cleanup\"]"
     );
     assert_eq!(refused(&["-"]), "\"kube-proxy\" does not take any arguments, got [\"-\"]");
-    assert_eq!(run(&["", "--cleanup", "--", ""]).cleanup, Some(true));
+    assert!(run(&["", "--cleanup", "--", ""]).values.get(CLEANUP));
     let error = parse(Program::Portwarden, &["x".to_owned()]).unwrap_err();
     assert!(!error.wants_usage() && error.to_string().starts_with("\"portwarden\""), "{error}");
 }
@@ -101,7 +105,7 @@ fn an_empty_address_changes_nothing() {
     let flags = run(&["--bind-address=", "--healthz-bind-address=", "--metrics-bind-address", ""]);
     assert_eq!(flags, Flags::default());
     let flags = run(&["--bind-address=::1", "--bind-address="]);
-    assert_eq!(flags.bind_address.as_deref(), Some("::1"));
+    assert_eq!(flags.values.text(BIND_ADDRESS), "::1");
 }
 
 #[test]
@@ -114,8 +118,8 @@ fn addresses_are_checked_when_read() {
     assert!(refused(&["--metrics-bind-address=1.2.3.4:65536"]).contains("not a valid port"));
     assert!(refused(&["--metrics-bind-address=:80"]).contains("not a valid IP"));
     assert_eq!(
-        run(&["--metrics-bind-address=::ffff:1.2.3.4"]).metrics_bind_address.as_deref(),
-        Some("::ffff:1.2.3.4")
+        run(&["--metrics-bind-address=::ffff:1.2.3.4"]).values.text(METRICS_BIND_ADDRESS),
+        "::ffff:1.2.3.4"
     );
 }
 
@@ -126,12 +130,13 @@ fn repeated_lists_append_and_repeated_maps_merge() {
         "--nodeport-addresses=",
         "--nodeport_addresses=10.0.0.0/8,all",
     ]);
-    assert_eq!(flags.nodeport_addresses.unwrap(), ["primary", "10.0.0.0/8", "all"]);
+    let addresses = ["primary", "10.0.0.0/8", "all"].map(str::to_owned).to_vec();
+    assert_eq!(flags.values.value(NODE_PORT_ADDRESSES), Some(&Value::Texts(addresses)));
     let flags = run(&["--feature-gates=A=true,B=true", "--feature-gates=B=false"]);
-    let gates: Vec<_> = flags.feature_gates.unwrap().into_iter().collect();
+    let gates: Vec<_> = flags.values.get(FEATURE_GATES).into_iter().collect();
     assert_eq!(gates, [("A".to_owned(), true), ("B".to_owned(), false)]);
     let flags = run(&["--vmodule=a=1", "--vmodule=b=2"]);
-    assert_eq!(flags.vmodule.unwrap().len(), 2);
+    assert_eq!(flags.values.get(VMODULE).len(), 2);
 }
 
 #[test]
@@ -155,18 +160,13 @@ fn help_lists_every_current_flag_and_fits_the_terminal() {
     for program in [Program::KubeProxy, Program::Portwarden] {
         let help = printed(program, &["--help"]);
         assert_eq!(help, printed(program, &["-h", "ignored"]));
-        for flag in all(program) {
-            assert_eq!(
-                help.contains(&format!("--{}", flag.name)),
-                flag.deprecated.is_none(),
-                "--{}",
-                flag.name
-            );
+        for (_, row) in program.flags() {
+            assert_eq!(help.contains(&format!("--{}", row.flag)), row.deprecated.is_none(), "--{}", row.flag);
         }
         assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
     }
     assert!(!printed(Program::KubeProxy, &["-h"]).contains("--manifests"));
-    assert!(run(&["--help=false"]).help == Some(false));
+    assert!(run(&["--help=false"]).values.value(HELP) == Some(&Value::Switch(false)));
     assert!(refused(&["--help", "--nope"]).starts_with("unknown flag"), "mistakes come first");
 }
 
@@ -177,7 +177,7 @@ fn the_version_comes_after_everything_else_was_read() {
     assert!(refused(&["--version", "--nope"]).starts_with("unknown flag"));
     assert!(refused(&["--version", "true"]).contains("does not take any arguments"));
     let flags = run(&["--version=v1.37.0-mine"]);
-    assert_eq!(flags.version, Some(VersionRequest::Report("v1.37.0-mine".to_owned())));
+    assert_eq!(flags.version(), Some(&VersionRequest::Report("v1.37.0-mine".to_owned())));
 }
 
 #[test]
@@ -191,10 +191,10 @@ fn writing_the_configuration_wins_over_cleaning_up_and_preparing() {
 
 proptest::proptest! {
     #[test]
-    fn any_command_line_is_read_or_refused(arguments: Vec<String>, name in 0usize..59, value: String) {
-        let flag = all(Program::Portwarden).nth(name).unwrap();
+    fn any_command_line_is_read_or_refused(arguments: Vec<String>, name in 0usize..61, value: String) {
+        let (_, row) = Program::Portwarden.flags().nth(name).unwrap();
         let mut arguments = arguments;
-        arguments.insert(0, format!("--{}={value}", flag.name));
+        arguments.insert(0, format!("--{}={value}", row.flag));
         let _ = parse(Program::Portwarden, &arguments);
     }
 }

@@ -1,10 +1,9 @@
-//! Every flag of the reference, in both spellings and all forms.
+//! Every flag of kube-proxy, in both spellings and all forms.
 
 use super::*;
-use crate::flags::{Flags, Invocation, Parsed, parse};
 
 /// Name, default, a value to give, how that value is then shown.
-const REFERENCE: &[(&str, &str, &str, &str)] = &[
+const KUBE_PROXY: &[(&str, &str, &str, &str)] = &[
     ("bind-address", "0.0.0.0", "010.000.000.001", "010.000.000.001"),
     ("bind-address-hard-fail", "false", "true", "true"),
     ("cleanup", "false", "T", "true"),
@@ -65,8 +64,12 @@ const REFERENCE: &[(&str, &str, &str, &str)] = &[
 ];
 
 /// Ours, of the same form.
-const OWN: &[(&str, &str, &str, &str)] =
-    &[("manifests", "", "/m", "/m"), ("sysctl-hard-fail", "false", "true", "true")];
+const OWN: &[(&str, &str, &str, &str)] = &[
+    ("manifests", "", "/m", "/m"),
+    ("proxy-port-range", "", "1-2", "1-2"),
+    ("sysctl-hard-fail", "false", "true", "true"),
+    ("udp-timeout", "250ms", "1s", "1s"),
+];
 
 fn run(program: Program, arguments: &[&str]) -> Flags {
     let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
@@ -74,6 +77,10 @@ fn run(program: Program, arguments: &[&str]) -> Flags {
         Ok(Parsed { invocation: Invocation::Run(flags), .. }) => *flags,
         other => panic!("{arguments:?}: {other:?}"),
     }
+}
+
+fn find(program: Program, name: &str) -> &'static Row {
+    program.flags().find(|(_, row)| row.flag == name).unwrap().1
 }
 
 fn shown(flags: &Flags, name: &str) -> String {
@@ -86,25 +93,24 @@ fn shown(flags: &Flags, name: &str) -> String {
 }
 
 #[test]
-fn the_names_and_defaults_are_those_of_the_reference() {
+fn the_names_and_defaults_are_those_of_kube_proxy() {
     let listed = Flags::default().listing(Program::KubeProxy);
     let expected: Vec<_> =
-        REFERENCE.iter().map(|(name, default, ..)| (*name, (*default).to_owned())).collect();
+        KUBE_PROXY.iter().map(|(name, default, ..)| (*name, (*default).to_owned())).collect();
     assert_eq!(listed, expected);
-    assert_eq!(all(Program::Portwarden).count(), REFERENCE.len() + OWN.len());
+    assert_eq!(Program::Portwarden.flags().count(), KUBE_PROXY.len() + OWN.len());
 }
 
 #[test]
 fn both_spellings_and_both_forms_of_every_flag_give_the_same() {
-    for (name, _, value, show) in REFERENCE.iter().chain(OWN) {
+    for (name, _, value, show) in KUBE_PROXY.iter().chain(OWN) {
         let program =
             if OWN.iter().any(|own| own.0 == *name) { Program::Portwarden } else { Program::KubeProxy };
         let dashes = run(program, &[&format!("--{name}={value}")]);
         assert_eq!(shown(&dashes, name), *show, "--{name}={value}");
         let underscored = name.replace('-', "_");
         assert_eq!(run(program, &[&format!("--{underscored}={value}")]), dashes, "--{underscored}={value}");
-        let flag = find(program, name).unwrap();
-        if flag.slot.alone().is_none() {
+        if find(program, name).kind.alone().is_none() {
             assert_eq!(run(program, &[&format!("--{name}"), value]), dashes, "--{name} {value}");
             assert_eq!(
                 run(program, &[&format!("--{underscored}"), value]),
@@ -127,11 +133,11 @@ fn our_own_flags_are_unknown_to_kube_proxy() {
 }
 
 #[test]
-fn what_counts_beside_a_file_is_what_the_reference_keeps() {
-    let kept: Vec<_> = REFERENCE
+fn the_same_flags_count_beside_a_file_as_in_kube_proxy() {
+    let kept: Vec<_> = KUBE_PROXY
         .iter()
         .map(|row| row.0)
-        .filter(|name| find(Program::KubeProxy, name).unwrap().beside_file)
+        .filter(|name| find(Program::KubeProxy, name).beside_file)
         .collect();
     assert_eq!(
         kept,
@@ -158,20 +164,20 @@ fn what_counts_beside_a_file_is_what_the_reference_keeps() {
 
 #[test]
 fn every_help_text_is_a_sentence() {
-    for flag in all(Program::Portwarden) {
-        let first = flag.help.chars().next().unwrap();
-        assert!(first.is_uppercase() && flag.help.ends_with('.'), "--{}: {}", flag.name, flag.help);
+    for (_, row) in Program::Portwarden.flags() {
+        let first = row.help.chars().next().unwrap();
+        assert!(first.is_uppercase() && row.help.ends_with('.'), "--{}: {}", row.flag, row.help);
     }
 }
 
 #[test]
 fn every_flag_is_documented() {
-    let page = include_str!("../../../../../docs/configuration.md");
-    for flag in all(Program::Portwarden).filter(|flag| flag.name != "help") {
+    let page = include_str!("../../../../docs/configuration.md");
+    for (_, row) in Program::Portwarden.flags().filter(|(_, row)| row.flag != "help") {
         assert!(
-            page.contains(&format!("`--{}`", flag.name)),
+            page.contains(&format!("`--{}`", row.flag)),
             "--{} is not in docs/configuration.md",
-            flag.name
+            row.flag
         );
     }
 }

@@ -1,12 +1,11 @@
 //! Every flag of the configuration reaches its field, and nothing but its field.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
 use super::*;
 use crate::config::validate;
-use crate::config::write::leaves;
 use crate::flags::{Invocation, Program, parse};
 
 /// A mode, a flag with a value that is not its default, the field, and what the field then is.
@@ -24,7 +23,7 @@ fn reached() -> Vec<(&'static str, &'static str, &'static str, Value)> {
         ("iptables", "conntrack-udp-timeout=4s", "conntrack.udpTimeout", json!("4s")),
         ("iptables", "conntrack-udp-timeout-stream=5s", "conntrack.udpStreamTimeout", json!("5s")),
         ("iptables", "detect-local-mode=NodeCIDR", "detectLocalMode", json!("NodeCIDR")),
-        ("iptables", "feature-gates=KubeProxyIPVS=false", "featureGates.KubeProxyIPVS", json!(false)),
+        ("iptables", "feature-gates=KubeProxyIPVS=false", "featureGates", json!({"KubeProxyIPVS": false})),
         ("iptables", "healthz-bind-address=10.0.0.1:1", "healthzBindAddress", json!("10.0.0.1:1")),
         ("iptables", "healthz-port=0", "healthzBindAddress", json!("")),
         ("iptables", "hostname-override=a", "hostnameOverride", json!("a")),
@@ -81,11 +80,15 @@ const WITHOUT_FIELD: [&str; 9] = [
     "write-config-to",
 ];
 
-fn document(arguments: &[String]) -> Document {
+fn document(arguments: &[String]) -> Values {
     let Invocation::Run(flags) = parse(Program::KubeProxy, arguments).expect("flags").invocation else {
         panic!("{arguments:?} only print something");
     };
     validate(Program::KubeProxy, &flags, None).expect("can be used").config.document
+}
+
+fn leaves(document: &Values) -> BTreeMap<&'static str, Value> {
+    fields().filter_map(|(index, row)| Some((row.field, document.shown(index, row)?))).collect()
 }
 
 #[test]
@@ -97,7 +100,7 @@ fn each_flag_changes_its_field_and_no_other() {
         };
         let before = leaves(&document(std::slice::from_ref(&base)));
         let mut wanted = before.clone();
-        wanted.insert(field.to_owned(), value);
+        wanted.insert(field, value);
         assert_ne!(wanted, before, "--{flag} has the default's value");
         assert_eq!(leaves(&document(&[base, format!("--{flag}")])), wanted, "--{flag} in mode {mode}");
     }
