@@ -37,6 +37,9 @@ pub struct Mode {
     pub contested_frontends: bool,
     /// A node port that nobody serves is refused or dropped on all local addresses; else only on those where node ports answer.
     pub dead_node_ports_everywhere: bool,
+    /// Connections end on the node, and others go from there to endpoints: endpoints see the node's address, one that does not answer is skipped, and
+    /// an ICMP error for a datagram does not reach the client.
+    pub proxies: bool,
 }
 
 /// Something that a host sends: the first packet of a connection.
@@ -110,6 +113,11 @@ impl<'a> Packet<'a> {
 }
 
 impl<'a> Oracle<'a> {
+    /// Whether endpoints see the node's address, whoever the client is.
+    pub(crate) fn hides_clients(&self) -> bool {
+        self.mode.proxies
+    }
+
     /// For a state of the node, with these servers running.
     pub fn new(
         topology: &'a Topology,
@@ -163,7 +171,8 @@ impl<'a> Oracle<'a> {
     /// Whether node ports answer on the address that a packet is for.
     fn node_ports_answer(&self, packet: &Packet<'_>) -> bool {
         let (node, ip) = (&self.desired(packet).node, packet.to.ip());
-        let loopback = ip.is_ipv4()
+        // Only a proxy can answer on ::1: the kernel does not route it.
+        let loopback = (ip.is_ipv4() || self.mode.proxies)
             && self.mode.localhost_node_ports
             && node.loopback_node_ports != LoopbackNodePorts::Excluded;
         node.node_ports.contains(ip) && (loopback || !ip.is_loopback())
@@ -184,7 +193,11 @@ impl<'a> Oracle<'a> {
             Verdict::Drop => Expected::dropped(),
             Verdict::Forward(kind) => {
                 let sticky = port.affinity.map(|_| port.name.clone());
-                Expected { sticky, ..self.through(packet, frontend, port.pool(kind)) }
+                let expected = match self.mode.proxies {
+                    true => self.proxied(packet, port.pool(kind)),
+                    false => self.through(packet, frontend, port.pool(kind)),
+                };
+                Expected { sticky, ..expected }
             }
         }
     }
@@ -221,6 +234,23 @@ impl<'a> Oracle<'a> {
             Some(_) if self.topology.pod_network() == PodNetwork::Bridge => Some("cni0".to_owned()),
             Some(index) => Some(format!("veth{index}")),
             None => Some("eth0".to_owned()),
+        }
+    }
+
+    /// An endpoint of the pool gets what the node sends in the client's place.
+    fn proxied(&self, packet: &Packet<'_>, pool: &Pool) -> Expected {
+        let mut expected = Expected::default();
+        for backend in pool.iter() {
+            let own = self.is_node(backend.ip);
+            let source = if own { backend.ip } else { self.masquerade_address(backend.ip) };
+            self.at_endpoint(packet.transport, source, backend.address(), &mut expected);
+        }
+        match packet.transport {
+            Transport::Tcp if expected.answers.is_empty() => Expected::refused(),
+            Transport::Tcp => Expected { refused: false, dropped: false, ..expected },
+            Transport::Udp => {
+                Expected { refused: false, dropped: expected.refused || expected.dropped, ..expected }
+            }
         }
     }
 

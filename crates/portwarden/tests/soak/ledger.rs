@@ -38,6 +38,7 @@ const MODE: Mode = Mode {
     refuses_own_host: true,
     localhost_node_ports: false,
     dead_node_ports_everywhere: false,
+    proxies: false,
     contested_frontends: false,
 };
 

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use anyhow::Result;
 use portwarden_iptables::{IptablesDataplane, Options as IptablesOptions};
@@ -12,10 +13,11 @@ use portwarden_netlink::conntrack::{self, Conntrack};
 use portwarden_nftables::{Nftables, Options as NftablesOptions};
 use portwarden_testkit::oracle::Mode;
 use portwarden_testkit::rig::{Candidate, Options};
+use portwarden_userspace::{Options as UserspaceOptions, Userspace};
 use portwarden_xtables::{Programs, Variant};
 
 /// All of them.
-pub(crate) const ALL: [Candidate; 3] = [NFTABLES, IPTABLES_NFT, IPTABLES_LEGACY];
+pub(crate) const ALL: [Candidate; 4] = [NFTABLES, IPTABLES_NFT, IPTABLES_LEGACY, USERSPACE];
 
 pub(crate) const NFTABLES: Candidate = Candidate {
     name: "nftables",
@@ -27,6 +29,7 @@ pub(crate) const NFTABLES: Candidate = Candidate {
         localhost_node_ports: false,
         contested_frontends: false,
         dead_node_ports_everywhere: false,
+        proxies: false,
     },
     node_port_addresses: &[NodePortRange::Primary],
     start: start_nftables,
@@ -43,6 +46,7 @@ pub(crate) const IPTABLES_NFT: Candidate = Candidate {
         localhost_node_ports: true,
         contested_frontends: true,
         dead_node_ports_everywhere: true,
+        proxies: false,
     },
     node_port_addresses: &[],
     start: |options| start_iptables(options, Variant::Nft),
@@ -54,6 +58,23 @@ pub(crate) const IPTABLES_LEGACY: Candidate = Candidate {
     start: |options| start_iptables(options, Variant::Legacy),
     ..IPTABLES_NFT
 };
+
+pub(crate) const USERSPACE: Candidate = Candidate {
+    name: "userspace",
+    mode: Mode { localhost_node_ports: true, proxies: true, ..NFTABLES.mode },
+    node_port_addresses: &[],
+    start: start_userspace,
+    // The dataplane does it itself: flows lead to its sockets, not to endpoints.
+    clean_flows: |_, _, _| Ok(()),
+};
+
+fn start_userspace(options: &Options) -> Result<Vec<Box<dyn Dataplane>>> {
+    // Steps of scenarios take longer than kube-proxy's idle limit of 250 ms, and other modes remember a flow for 30 s at least.
+    let (udp_timeout, drain) = (Duration::from_secs(30), Duration::from_secs(10));
+    let loopback_node_ports = options.localhost_node_ports;
+    let own = UserspaceOptions { udp_timeout, drain, loopback_node_ports, ..UserspaceOptions::default() };
+    Ok(vec![Box::new(Userspace::new(own)?)])
+}
 
 fn start_nftables(_: &Options) -> Result<Vec<Box<dyn Dataplane>>> {
     Ok(vec![Box::new(Nftables::new(&Family::BOTH, NftablesOptions::default())?)])

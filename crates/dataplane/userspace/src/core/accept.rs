@@ -1,0 +1,231 @@
+//! Accepting connections: one task accepts and never waits for an endpoint, one task serves each connection.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener as StdListener};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use portwarden_model::{PoolKind, PortName, ProxiedPort};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::AbortHandle;
+use tracing::{debug, trace, warn};
+
+use super::balancer::Balancer;
+use super::counters::{Counters, Open, ServiceCounters};
+use super::dial::dial;
+use super::limits::Limits;
+use super::relay::Relay;
+
+/// How long accepting pauses when no descriptor is left: it doubles from the first to the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LAST_PAUSE: Duration = Duration::from_millis(320);
+
+/// How long after its start a listener may get connections from the process before it, and how often that is checked.
+const TAKEOVER: Duration = Duration::from_secs(60);
+const RECHECK: Duration = Duration::from_millis(50);
+
+/// A service port that connections go to.
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub(crate) name: PortName,
+    pub(crate) balancer: Balancer,
+    pub(crate) counters: Arc<ServiceCounters>,
+}
+
+impl Target {
+    pub(crate) fn new(port: &ProxiedPort, counters: &Counters) -> Self {
+        Target {
+            name: port.name.clone(),
+            balancer: Balancer::new(port),
+            counters: counters.service(&port.name.service),
+        }
+    }
+}
+
+/// Where a connection goes.
+#[derive(Debug, Clone)]
+pub(crate) struct Route {
+    pub(crate) target: Arc<Target>,
+    pub(crate) pool: PoolKind,
+    /// Whom session affinity remembers.
+    pub(crate) client: IpAddr,
+}
+
+/// Decides where an accepted connection goes.
+pub(crate) trait Router: Send + Sync + 'static {
+    /// `None` means that the connection has no business here; it is reset.
+    fn route(&self, stream: &TcpStream, peer: SocketAddr) -> Option<Route>;
+}
+
+/// What all listeners of a proxy share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) limits: Limits,
+    pub(crate) counters: Arc<Counters>,
+    /// The mark of connections to endpoints.
+    pub(crate) mark: Option<u32>,
+}
+
+/// An open port, closed when this is dropped. Its connections go on.
+#[derive(Debug)]
+pub(crate) struct Listener(AbortHandle);
+
+impl Listener {
+    /// Serves a listening socket on a worker.
+    pub(crate) fn start(
+        worker: &Handle,
+        socket: StdListener,
+        router: Arc<impl Router>,
+        shared: &Arc<Shared>,
+    ) -> Self {
+        let shared = Arc::clone(shared);
+        let work = async move {
+            let recheck = Recheck::new(&socket);
+            match TcpListener::from_std(socket) {
+                Ok(socket) => accept(&socket, recheck, &router, &shared).await,
+                Err(error) => warn!(err = %error, "Cannot serve a listening socket"),
+            }
+        };
+        Listener(worker.spawn(work).abort_handle())
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Runs until it is aborted.
+async fn accept(
+    socket: &TcpListener,
+    mut recheck: Option<Recheck>,
+    router: &Arc<impl Router>,
+    shared: &Arc<Shared>,
+) {
+    let mut spare = spare_descriptor();
+    let mut pause = FIRST_PAUSE;
+    // Without room, clients wait in the kernel's queue.
+    while let Some(room) = shared.limits.enter().await {
+        match next_connection(socket, &mut recheck).await {
+            Ok((stream, peer)) => {
+                pause = FIRST_PAUSE;
+                tokio::spawn(serve(stream, peer, Arc::clone(router), Arc::clone(shared), room));
+            }
+            Err(error) if is_exhausted(&error) => {
+                shared.counters.exhausted.increment();
+                if pause == LAST_PAUSE {
+                    // Connections have not ended for a while: clients had better know than wait.
+                    drop(spare.take());
+                    reject_one(socket).await;
+                    spare = spare_descriptor();
+                }
+                debug!(err = %error, "No file descriptor is left for another connection");
+                drop(room);
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LAST_PAUSE);
+            }
+            // The client is gone already, or a firewall forbids it: the next one may be fine.
+            Err(error) => trace!(err = %error, "Cannot accept a connection"),
+        }
+    }
+}
+
+/// Looks at the queue of a listener now and then. When the process before this one closes a listener, the kernel moves the connections that wait there
+/// to ours, but does not wake us.
+struct Recheck {
+    queue: StdListener,
+    until: Instant,
+}
+
+impl Recheck {
+    fn new(socket: &StdListener) -> Option<Self> {
+        Some(Recheck { queue: socket.try_clone().ok()?, until: Instant::now() + TAKEOVER })
+    }
+
+    /// A connection that is there, whether or not the kernel announced it.
+    fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        let (stream, peer) = self.queue.accept()?;
+        stream.set_nonblocking(true)?;
+        Ok((TcpStream::from_std(stream)?, peer))
+    }
+}
+
+async fn next_connection(
+    socket: &TcpListener,
+    recheck: &mut Option<Recheck>,
+) -> io::Result<(TcpStream, SocketAddr)> {
+    while let Some(now_and_then) = recheck {
+        if let Ok(accepted) = tokio::time::timeout(RECHECK, socket.accept()).await {
+            return accepted;
+        }
+        match now_and_then.accept() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            moved => return moved,
+        }
+        if Instant::now() >= now_and_then.until {
+            *recheck = None;
+        }
+    }
+    socket.accept().await
+}
+
+/// Serves one connection from its first byte to its last.
+async fn serve(
+    stream: TcpStream,
+    peer: SocketAddr,
+    router: Arc<impl Router>,
+    shared: Arc<Shared>,
+    _room: OwnedSemaphorePermit,
+) {
+    let counters = &*shared.counters;
+    let Some(Route { target, pool, client }) = router.route(&stream, peer) else {
+        counters.not_redirected.increment();
+        return reset(&stream);
+    };
+    if target.counters.active.get() >= shared.limits.per_service() {
+        counters.over_limit.increment();
+        return reset(&stream);
+    }
+    let _open = Open::new(counters, &target.counters);
+    let Some((endpoint, address)) = dial(&target, pool, client, shared.mark, counters).await else {
+        debug!(service = %target.name, client = %peer, "No endpoint answers");
+        counters.unanswered.increment();
+        target.counters.unanswered.increment();
+        return reset(&stream);
+    };
+    let relay = Relay::new(stream, endpoint, &counters.bytes_to_endpoints, &counters.bytes_to_clients);
+    match relay.await {
+        Ok(()) => trace!(service = %target.name, client = %peer, endpoint = %address, "A connection ended"),
+        Err(error) => {
+            trace!(service = %target.name, client = %peer, endpoint = %address, err = %error, "A connection was reset");
+        }
+    }
+}
+
+/// Closing shows as a reset, not as the end of an empty answer.
+fn reset(stream: &TcpStream) {
+    // If that fails, the client sees an end.
+    let _ = stream.set_zero_linger();
+}
+
+fn is_exhausted(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM))
+}
+
+/// Kept to have one to reject a client with when all others are taken.
+fn spare_descriptor() -> Option<OwnedFd> {
+    std::fs::File::open("/dev/null").ok().map(OwnedFd::from)
+}
+
+async fn reject_one(socket: &TcpListener) {
+    let first = tokio::time::timeout(FIRST_PAUSE, socket.accept()).await;
+    if let Ok(Ok((stream, _))) = first {
+        reset(&stream);
+    }
+}

@@ -1,0 +1,22 @@
+//! What every proxy in user space shares: listeners, endpoint selection, dialling and copying. It knows nothing of the kernel's rules.
+
+mod accept;
+mod balancer;
+mod counters;
+mod datagrams;
+mod dial;
+mod limits;
+mod pipe;
+mod relay;
+mod socket;
+mod successor;
+mod udp;
+mod workers;
+
+pub(crate) use accept::{Listener, Route, Router, Shared, Target};
+pub use counters::{Counters, ServiceCounters, Snapshot};
+pub(crate) use limits::Limits;
+pub(crate) use socket::{Sharing, bind_udp, listen};
+pub(crate) use successor::listening;
+pub(crate) use udp::{UdpListener, UdpRoute};
+pub(crate) use workers::Workers;

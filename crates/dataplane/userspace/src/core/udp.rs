@@ -1,0 +1,260 @@
+//! UDP: one socket for each service port and pool, and one connected socket for each client, which ends with its endpoint or when idle.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{SocketAddr, UdpSocket as StdUdpSocket};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use portwarden_model::{Family, PoolKind};
+use tokio::io::Interest;
+use tokio::net::UdpSocket;
+use tokio::runtime::Handle;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::AbortHandle;
+use tracing::{debug, trace, warn};
+
+use super::accept::{Shared, Target};
+use super::counters::Open;
+use super::datagrams::{self, Datagrams};
+use super::socket::dialler_udp;
+
+/// A session that has had no reply yet may be idle this long, however short the idle limit: name servers that ask others are slow.
+const FIRST_REPLY: Duration = Duration::from_secs(5);
+
+/// An open UDP port with its sessions. All of them end when this is dropped.
+#[derive(Debug)]
+pub(crate) struct UdpListener {
+    reader: AbortHandle,
+    sessions: Arc<Sessions>,
+}
+
+/// Where the datagrams of a port go.
+#[derive(Debug, Clone)]
+pub(crate) struct UdpRoute {
+    pub(crate) target: Arc<Target>,
+    pub(crate) pool: PoolKind,
+    /// How long a session may be idle.
+    pub(crate) timeout: Duration,
+}
+
+type Sessions = Mutex<HashMap<SocketAddr, Session>>;
+
+/// A client and its endpoint. The task that carries replies ends when this is dropped.
+#[derive(Debug)]
+struct Session {
+    endpoint: SocketAddr,
+    socket: Arc<UdpSocket>,
+    /// Milliseconds from the port's start to the last datagram of the client.
+    used: Arc<AtomicU64>,
+    replies: AbortHandle,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.replies.abort();
+    }
+}
+
+/// An open port, as its tasks see it.
+struct Port {
+    socket: UdpSocket,
+    /// Of clients and endpoints.
+    family: Family,
+    route: UdpRoute,
+    shared: Arc<Shared>,
+    sessions: Arc<Sessions>,
+    start: Instant,
+}
+
+impl UdpListener {
+    /// Serves a bound socket on a worker.
+    pub(crate) fn start(
+        worker: &Handle,
+        (family, socket): (Family, StdUdpSocket),
+        route: UdpRoute,
+        shared: &Arc<Shared>,
+    ) -> Self {
+        let sessions: Arc<Sessions> = Arc::default();
+        let (shared, own) = (Arc::clone(shared), Arc::clone(&sessions));
+        let work = async move {
+            match UdpSocket::from_std(socket) {
+                Ok(socket) => {
+                    let start = Instant::now();
+                    read(Port { socket, family, route, shared, sessions: own, start }).await;
+                }
+                Err(error) => warn!(err = %error, "Cannot serve a UDP socket"),
+            }
+        };
+        UdpListener { reader: worker.spawn(work).abort_handle(), sessions }
+    }
+
+    /// Ends the sessions of endpoints that are not `usable` any more. Their clients get another one with their next datagram.
+    pub(crate) fn retain(&self, usable: impl Fn(SocketAddr) -> bool) {
+        lock(&self.sessions).retain(|_, session| usable(session.endpoint));
+    }
+}
+
+impl Drop for UdpListener {
+    fn drop(&mut self) {
+        self.reader.abort();
+        lock(&self.sessions).clear();
+    }
+}
+
+fn lock(sessions: &Sessions) -> MutexGuard<'_, HashMap<SocketAddr, Session>> {
+    // Nothing is half done under this lock.
+    sessions.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reads what clients send, until it is aborted.
+async fn read(port: Port) {
+    let port = Arc::new(port);
+    loop {
+        if let Err(error) = port.socket.readable().await {
+            warn!(err = %error, service = %port.route.target.name, "Cannot read from a UDP socket");
+            return;
+        }
+        let received = port.socket.try_io(Interest::READABLE, || {
+            datagrams::receive(&port.socket, port.family, |client, datagrams| {
+                if let Some(client) = client {
+                    port.forward(client, datagrams);
+                }
+            })
+        });
+        match received {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
+                // An ICMP error for a reply to a client that is gone: nothing to do about it.
+                trace!(err = %error, "A client of a UDP service is gone");
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Port {
+    fn forward(self: &Arc<Self>, client: SocketAddr, mut datagrams: Datagrams<'_>) {
+        let mut sessions = lock(&self.sessions);
+        let session = match sessions.get(&client) {
+            Some(session) => session,
+            None => match self.open(client) {
+                Some(session) => sessions.entry(client).or_insert(session),
+                None => return,
+            },
+        };
+        session.used.store(self.now(), Ordering::Relaxed);
+        match datagrams.send(&*session.socket, None) {
+            Ok(()) => self.shared.counters.bytes_to_endpoints.add(datagrams.bytes()),
+            // An ICMP error that an earlier datagram caused; the task that reads replies may be faster.
+            Err(error) => {
+                let endpoint = session.endpoint;
+                sessions.remove(&client);
+                drop(sessions);
+                self.leave(client, endpoint, &error);
+                // This datagram did not leave: another endpoint gets it.
+                let mut sessions = lock(&self.sessions);
+                if let Some(session) = self.open(client) {
+                    // A second failure waits for the client's next datagram.
+                    let _ = datagrams.send(&*session.socket, None);
+                    sessions.insert(client, session);
+                }
+            }
+        }
+    }
+
+    /// A session with an endpoint of the pool; `None` if there is none, or no room for one more session.
+    fn open(self: &Arc<Self>, client: SocketAddr) -> Option<Session> {
+        let (counters, target) = (&self.shared.counters, &self.route.target);
+        if target.counters.active.get() >= self.shared.limits.per_service() {
+            counters.over_limit.increment();
+            return None;
+        }
+        let Some(room) = self.shared.limits.try_enter() else {
+            counters.exhausted.increment();
+            return None;
+        };
+        let endpoint = target.balancer.choose(self.route.pool, client.ip(), Instant::now(), &[])?;
+        let socket = match dialler_udp(endpoint, self.shared.mark) {
+            Ok(socket) => Arc::new(socket),
+            Err(error) => {
+                debug!(service = %target.name, %endpoint, err = %error, "Cannot reach an endpoint");
+                counters.dial_failed.increment();
+                return None;
+            }
+        };
+        counters.dialled.increment();
+        let used = Arc::new(AtomicU64::new(self.now()));
+        let replies = tokio::spawn(carry_replies(
+            Arc::clone(self),
+            (client, endpoint),
+            Arc::clone(&socket),
+            Arc::clone(&used),
+            room,
+        ));
+        Some(Session { endpoint, socket, used, replies: replies.abort_handle() })
+    }
+
+    /// Ends a session, unless the client has another one by now.
+    fn end(&self, client: SocketAddr, socket: &Arc<UdpSocket>) {
+        let mut sessions = lock(&self.sessions);
+        if sessions.get(&client).is_some_and(|session| Arc::ptr_eq(&session.socket, socket)) {
+            sessions.remove(&client);
+        }
+    }
+
+    /// An endpoint refuses datagrams: session affinity moves the client to another one.
+    fn leave(&self, client: SocketAddr, endpoint: SocketAddr, error: &io::Error) {
+        trace!(service = %self.route.target.name, %client, %endpoint, err = %error, "An endpoint refuses datagrams");
+        self.shared.counters.dial_refused.increment();
+        self.route.target.balancer.avoid(self.route.pool, client.ip(), endpoint, Instant::now());
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Carries what an endpoint sends to its client, until the session is idle or the endpoint refuses datagrams.
+async fn carry_replies(
+    port: Arc<Port>,
+    (client, endpoint): (SocketAddr, SocketAddr),
+    socket: Arc<UdpSocket>,
+    used: Arc<AtomicU64>,
+    _room: OwnedSemaphorePermit,
+) {
+    let counters = &*port.shared.counters;
+    let _open = Open::new(counters, &port.route.target.counters);
+    let mut idle_limit = port.route.timeout.max(FIRST_REPLY);
+    loop {
+        let last = Duration::from_millis(used.load(Ordering::Relaxed));
+        let deadline = port.start + last + idle_limit;
+        if Instant::now() >= deadline {
+            trace!(service = %port.route.target.name, %client, %endpoint, "A UDP session was idle");
+            return port.end(client, &socket);
+        }
+        let readable = tokio::time::timeout_at(deadline.into(), socket.readable()).await;
+        if !matches!(readable, Ok(Ok(()))) {
+            continue;
+        }
+        let received = socket.try_io(Interest::READABLE, || {
+            datagrams::receive(&*socket, port.family, |_, mut datagrams| {
+                counters.bytes_to_clients.add(datagrams.bytes());
+                if let Err(error) = datagrams.send(&port.socket, Some(client)) {
+                    trace!(%client, err = %error, "Cannot send a reply");
+                }
+            })
+        });
+        match received {
+            Ok(()) => {
+                used.store(port.now(), Ordering::Relaxed);
+                idle_limit = port.route.timeout;
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => {
+                port.leave(client, endpoint, &error);
+                return port.end(client, &socket);
+            }
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The dataplane: opens sockets, leads traffic to them, then closes what nothing leads to any more.
+
+mod family;
+
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{MsgFlags, recv};
+use portwarden_model::{Changes, Dataplane, Desired, Family, Notification, PerFamily, Report, SyncError};
+use tracing::{debug, warn};
+
+use crate::core::{Counters, Limits, Shared, Workers, listening};
+use crate::error::Error;
+use crate::ports::Ports;
+use crate::redirect::nftables::{self, Nftables, Settings};
+use family::FamilyState;
+
+/// What only this mode has to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// The address of all sockets; `None` or unspecified means the node's.
+    pub bind_address: Option<IpAddr>,
+    /// The ports of all sockets; `None` means that the kernel chooses.
+    pub port_range: Option<RangeInclusive<u16>>,
+    /// How long a UDP session may be idle.
+    pub udp_timeout: Duration,
+    /// How long connections may go on after the dataplane is dropped.
+    pub drain: Duration,
+    /// The bit of the packet mark that our own connections to endpoints carry, 0 to 31.
+    pub mark_bit: u8,
+    /// Whether node ports answer on loopback addresses, where `nodePortAddresses` includes them.
+    pub loopback_node_ports: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            bind_address: None,
+            port_range: None,
+            udp_timeout: Duration::from_millis(250),
+            drain: Duration::from_secs(30),
+            mark_bit: 14,
+            loopback_node_ports: true,
+        }
+    }
+}
+
+/// The userspace dataplane of both families.
+#[derive(Debug)]
+pub struct Userspace {
+    context: Context,
+    families: PerFamily<FamilyState>,
+}
+
+/// What both families share.
+#[derive(Debug)]
+struct Context {
+    options: Options,
+    shared: Arc<Shared>,
+    workers: Workers,
+    redirect: Nftables,
+    ports: Ports,
+}
+
+impl Userspace {
+    /// Connects to the kernel and starts the threads that move bytes, in the network namespace of the calling thread. Nothing is redirected yet.
+    pub fn new(options: Options) -> Result<Self, Error> {
+        if let Some(address) = options.bind_address.filter(IpAddr::is_loopback) {
+            return Err(Error::LoopbackBindAddress(address));
+        }
+        migrate_requests();
+        let mark = 1 << (options.mark_bit % 32);
+        let settings = Settings { mark, loopback_node_ports: options.loopback_node_ports };
+        let redirect = Nftables::open(settings).map_err(Error::Open)?;
+        let limits = Limits::of_process();
+        let workers = Workers::start(&limits, options.drain).map_err(Error::Start)?;
+        let shared = Arc::new(Shared { limits, counters: Arc::default(), mark: Some(mark) });
+        let ports = Ports::new(options.port_range.clone());
+        Ok(Userspace {
+            context: Context { options, shared, workers, redirect, ports },
+            families: PerFamily::from_fn(FamilyState::new),
+        })
+    }
+
+    /// What happened to connections.
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.context.shared.counters)
+    }
+}
+
+/// The rules stay, so the sockets stay open until the next process has taken over or the drain time is over.
+impl Drop for Userspace {
+    fn drop(&mut self) {
+        let Userspace { context, families } = self;
+        let own = context.workers.all().len();
+        for state in [&mut families.v4, &mut families.v6] {
+            let addresses: Vec<SocketAddr> = state.listening().collect();
+            let changes = context.redirect.change_descriptor();
+            let open = std::mem::replace(state, FamilyState::new(state.family()));
+            context.workers.linger(open, async move {
+                let changes = changes.map(Arc::new);
+                while addresses.iter().any(|address| listening(*address) <= own) {
+                    match &changes {
+                        // The next process writes its rules after it has opened its sockets.
+                        Some(changes) => wait_for_change(Arc::clone(changes)).await,
+                        None => tokio::time::sleep(Duration::from_secs(1)).await,
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// Waits until some process changes rules of nftables, for a second at most.
+async fn wait_for_change(notifications: Arc<OwnedFd>) {
+    let wait = move || {
+        let mut wanted = [PollFd::new(notifications.as_fd(), PollFlags::POLLIN)];
+        // Whatever happens, the caller looks again.
+        let _ = poll(&mut wanted, PollTimeout::from(1000u16));
+        let mut discarded = [0; 4096];
+        while recv(notifications.as_raw_fd(), &mut discarded, MsgFlags::MSG_DONTWAIT).is_ok() {}
+    };
+    let _ = tokio::task::spawn_blocking(wait).await;
+}
+
+impl Dataplane for Userspace {
+    fn families(&self) -> &[Family] {
+        &Family::BOTH
+    }
+
+    fn sync(&mut self, desired: &Desired, changes: &Changes, _now: Instant) -> Result<Report, SyncError> {
+        Ok(self.families[desired.family].sync(&mut self.context, desired, changes)?)
+    }
+
+    fn watch_fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.context.redirect.watch_fd()]
+    }
+
+    fn poll(&mut self, _now: Instant) -> Vec<Notification> {
+        match self.context.redirect.tampering() {
+            Ok(found) => {
+                let tampered = |(family, what): (Family, &Option<String>)| {
+                    Some(Notification::Tampered { family, what: what.clone()? })
+                };
+                found.iter().filter_map(tampered).collect()
+            }
+            Err(error) => {
+                warn!(err = %error, "Cannot read notifications of nftables");
+                let what = || "notifications could not be read".to_owned();
+                Family::BOTH.map(|family| Notification::Tampered { family, what: what() }).into()
+            }
+        }
+    }
+}
+
+/// Removes the rules of a family, whoever made them. Returns whether there were any.
+pub fn cleanup(family: Family) -> Result<bool, Error> {
+    nftables::cleanup(family).map_err(|source| Error::Cleanup { family, source })
+}
+
+/// Connections that wait in the queue of a listener when it is closed go on to that of the next process, in both families.
+fn migrate_requests() {
+    const PATH: &str = "/proc/sys/net/ipv4/tcp_migrate_req";
+    if let Err(error) = std::fs::write(PATH, "1") {
+        debug!(err = %error, path = PATH, "Cannot switch on; a connection may be reset when another process takes over");
+    }
+}

@@ -1,0 +1,38 @@
+//! The dataplane that terminates connections: it accepts a client, dials an endpoint and copies bytes between the two.
+//!
+//! ```text
+//! kernel rules ──> listener ──> route ──> balancer ──> dial ──> relay
+//! (redirection)    accepts      which     which        retries  copies
+//!                               Service   endpoint
+//! ```
+//!
+//! # Where is ...?
+//!
+//! | behaviour | file |
+//! |---|---|
+//! | a sync: sockets, then rules, then what is no longer needed | `dataplane.rs` |
+//! | kernel rules | `redirect/` |
+//! | UDP flows that the kernel should forget | `flows.rs` |
+//! | which Service a connection was for | `routes.rs` |
+//! | `--proxy-port-range`, ports kept over a restart | `ports.rs` |
+//! | node ports on 127.0.0.1 and ::1 beside mode nftables | `loopback.rs` |
+//! | threads that move bytes, draining | `core/workers.rs` |
+//! | accepting, limits, exhausted descriptors | `core/accept.rs`, `core/limits.rs` |
+//! | which endpoint, session affinity | `core/balancer.rs` |
+//! | attempts and their timeouts | `core/dial.rs` |
+//! | copying, `splice(2)`, half-close, resets | `core/relay.rs`, `core/pipe.rs` |
+//! | what is counted | `core/counters.rs` |
+
+mod core;
+mod dataplane;
+mod error;
+mod flows;
+mod loopback;
+mod ports;
+mod redirect;
+mod routes;
+
+pub use core::{Counters, ServiceCounters, Snapshot};
+pub use dataplane::{Options, Userspace, cleanup};
+pub use error::Error;
+pub use loopback::{CREATION_FAILURES, LISTENERS, LoopbackProxy};

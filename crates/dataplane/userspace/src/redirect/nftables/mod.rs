@@ -1,0 +1,380 @@
+//! Redirection by nf_tables: a table of our own in each family, replaced in one transaction or changed element by element.
+
+mod chains;
+mod expressions;
+mod sets;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use portwarden_model::{Family, NamespacedName, NodeView, PerFamily, Protocol};
+use portwarden_netlink::nftables::{
+    self, Chain, Client, ElementParts, Elements, Event, Monitor, Notice, Set, Subject, TableId, Transaction,
+    Value, ValueParts,
+};
+use portwarden_netlink::{Errno, Error};
+
+use super::{Origin, Place, ServiceRules};
+use chains::Chains;
+pub(crate) use chains::Settings;
+use sets::{Element, SetId};
+
+/// The table's name in both families.
+pub(crate) const TABLE: &str = "portwarden-userspace";
+
+/// Notifications of larger transactions of ours are not worth reading one by one.
+const QUIET_FROM: usize = 512;
+
+/// The rules of both families.
+#[derive(Debug)]
+pub(crate) struct Nftables {
+    client: Client,
+    monitor: Monitor,
+    settings: Settings,
+    tables: PerFamily<Table>,
+}
+
+/// What the kernel has acknowledged in one family.
+#[derive(Debug)]
+struct Table {
+    id: TableId,
+    sets: Vec<Arc<Set>>,
+    chains: Chains,
+    /// Elements that follow from the node as a whole.
+    node: Vec<Element>,
+    services: HashMap<NamespacedName, Vec<Element>>,
+    /// How many Services have an element: several may have the same cluster address.
+    owners: BTreeMap<Element, usize>,
+    /// Whether all of this is what the kernel has.
+    in_step: bool,
+}
+
+/// Sockets to which the rules of an earlier process lead.
+#[derive(Debug, Default)]
+pub(crate) struct Recovered {
+    /// The ports of TCP listeners by origin.
+    pub(crate) tcp: BTreeMap<Origin, u16>,
+    udp: HashMap<(SetId, Vec<u8>), u16>,
+}
+
+impl Recovered {
+    /// All ports.
+    pub(crate) fn ports(&self) -> impl Iterator<Item = (Protocol, u16)> + '_ {
+        let tcp = self.tcp.values().map(|port| (Protocol::Tcp, *port));
+        tcp.chain(self.udp.values().map(|port| (Protocol::Udp, *port)))
+    }
+
+    /// The port of the UDP socket that served a place.
+    pub(crate) fn udp(&self, origin: Origin, place: Place) -> Option<u16> {
+        let set = SetId::redirections(origin, place.ip.is_none());
+        self.udp.get(&(set, sets::place_key(place).into())).copied()
+    }
+}
+
+/// What a write did.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Written {
+    pub(crate) objects: usize,
+    /// Everything was written anew.
+    pub(crate) full: bool,
+    /// Other processes may have changed something unnoticed.
+    pub(crate) missed_notifications: bool,
+}
+
+impl Nftables {
+    /// Connects to the kernel. Nothing changes.
+    pub(crate) fn open(settings: Settings) -> Result<Self, Error> {
+        let table = |family| {
+            let id = TableId::new(expressions::kernel_family(family), TABLE);
+            let sets = sets::define(&id, family);
+            let chains = Chains::new();
+            Table {
+                id,
+                sets,
+                chains,
+                node: Vec::new(),
+                services: HashMap::new(),
+                owners: BTreeMap::new(),
+                in_step: false,
+            }
+        };
+        let tables = PerFamily::from_fn(table);
+        Ok(Nftables { client: Client::open()?, monitor: Monitor::open()?, settings, tables })
+    }
+
+    /// Reads which sockets an earlier process used.
+    pub(crate) fn recover(&mut self, family: Family) -> Result<Recovered, Error> {
+        let table = &self.tables[family].id;
+        let mut recovered = Recovered::default();
+        let tables = self.client.tables(Some(table.family))?;
+        if !tables.iter().any(|listed| listed.object.id == *table) {
+            return Ok(recovered);
+        }
+        for origin in Origin::BOTH {
+            for set in [SetId::redirections(origin, false), SetId::redirections(origin, true)] {
+                // A table of another layout has nothing to recover.
+                let elements = match self.client.elements(table, set.name()) {
+                    Err(error) if error.is_not_found() => continue,
+                    elements => elements?,
+                };
+                for element in elements {
+                    recovered.take(origin, set, element);
+                }
+            }
+        }
+        Ok(recovered)
+    }
+
+    /// Writes the rules of these Services (`None` removes one) and of the node. Unless the kernel already has the rest, `services` must hold
+    /// all of them.
+    pub(crate) fn write(
+        &mut self,
+        family: Family,
+        node: &NodeView,
+        own: &ServiceRules,
+        services: &BTreeMap<NamespacedName, Option<ServiceRules>>,
+        full: bool,
+    ) -> Result<Written, Error> {
+        let table = &self.tables[family];
+        let chains = chains::render(family, node, self.settings);
+        let node_elements: Vec<Element> =
+            sets::elements(own).into_iter().chain(sets::node_addresses(node)).collect();
+        let fresh = services.iter().map(|(name, rules)| (name, rules.as_ref().map(sets::elements)));
+        let draft = Draft { chains, node: node_elements, services: fresh.collect() };
+        let full = full || !table.in_step;
+        let (transaction, owners) = if full { table.replacement(&draft) } else { table.changes(&draft) };
+        let objects = transaction.len() + transaction.element_count();
+        let missed_notifications = self.commit(&transaction)?;
+        self.tables[family].accept(draft, owners, full);
+        Ok(Written { objects, full, missed_notifications })
+    }
+
+    /// Whether the rules of a family can be changed element by element.
+    pub(crate) fn in_step(&self, family: Family) -> bool {
+        self.tables[family].in_step
+    }
+
+    /// Returns whether changes of other processes may have gone unnoticed.
+    fn commit(&mut self, transaction: &Transaction) -> Result<bool, Error> {
+        if transaction.is_empty() {
+            return Ok(false);
+        }
+        if transaction.element_count() < QUIET_FROM {
+            self.client.commit(transaction)?;
+            return Ok(false);
+        }
+        let before = self.client.generation()?.id;
+        self.monitor.pause()?;
+        let outcome = self.client.commit(transaction);
+        self.monitor.resume()?;
+        // The kernel counts transactions: more than ours means that another process wrote while notifications were off.
+        let expected = before.wrapping_add(u32::from(outcome.is_ok()));
+        let missed = self.client.generation()?.id != expected;
+        outcome.map(|()| missed)
+    }
+
+    /// Reads notifications. Returns what other processes changed in our tables, by family.
+    pub(crate) fn tampering(&mut self) -> Result<PerFamily<Option<String>>, Error> {
+        let mut found = PerFamily::<Option<String>>::default();
+        let (own, tables) = (self.client.port(), &self.tables);
+        self.monitor.read(|notice| {
+            for family in Family::BOTH {
+                let what = match &notice {
+                    Notice::Missed => Some("more changes at once than could be read".to_owned()),
+                    Notice::Event(event) if event.port == own => None,
+                    Notice::Event(event) => describe(event, &tables[family].id),
+                };
+                if found[family].is_none() {
+                    found[family] = what;
+                }
+            }
+        })?;
+        for family in Family::BOTH {
+            if found[family].is_some() {
+                self.tables[family].in_step = false;
+            }
+        }
+        Ok(found)
+    }
+
+    /// A descriptor that becomes readable when rules change, for as long as this lives and after.
+    pub(crate) fn change_descriptor(&self) -> Option<OwnedFd> {
+        self.monitor.as_fd().try_clone_to_owned().ok()
+    }
+
+    pub(crate) fn watch_fd(&self) -> BorrowedFd<'_> {
+        self.monitor.as_fd()
+    }
+
+    /// Whether an error means that the kernel does not have what we think it has.
+    pub(crate) fn is_out_of_step(error: &Error) -> bool {
+        let Error::Rejected(rejected) = error else { return false };
+        let drift = |errno| matches!(errno, Errno::ENOENT | Errno::EEXIST);
+        rejected.failures.iter().any(|failure| drift(failure.answer.errno))
+    }
+}
+
+/// What a family should have after a write.
+struct Draft<'a> {
+    chains: Chains,
+    node: Vec<Element>,
+    services: Vec<(&'a NamespacedName, Option<Vec<Element>>)>,
+}
+
+impl Table {
+    /// Replaces the whole table. The kernel switches from one to the other between two packets.
+    fn replacement(&self, draft: &Draft<'_>) -> (Transaction, BTreeMap<Element, usize>) {
+        let mut transaction = Transaction::new();
+        transaction.ensure_absent(&self.id);
+        transaction.add(nftables::Table::new(&self.id).comment("redirection to the sockets of Portwarden"));
+        for set in &self.sets {
+            transaction.add(set);
+        }
+        for name in draft.chains.keys() {
+            transaction.add(chains::define(&self.id, name));
+        }
+        for (name, rules) in &draft.chains {
+            chains::to_rules(&self.id, name, rules).for_each(|rule| transaction.add(rule));
+        }
+        let mut owners = BTreeMap::new();
+        for element in draft.services.iter().filter_map(|(_, elements)| elements.as_ref()).flatten() {
+            *owners.entry(element.clone()).or_default() += 1;
+        }
+        let all: BTreeSet<&Element> = owners.keys().chain(&draft.node).collect();
+        self.add(all, &mut transaction);
+        (transaction, owners)
+    }
+
+    /// Changes what differs.
+    fn changes(&self, draft: &Draft<'_>) -> (Transaction, BTreeMap<Element, usize>) {
+        let mut transaction = Transaction::new();
+        for (name, rules) in &draft.chains {
+            if self.chains.get(name) != Some(rules) {
+                transaction.flush(Chain::new(&self.id, *name));
+                chains::to_rules(&self.id, name, rules).for_each(|rule| transaction.add(rule));
+            }
+        }
+        // How many owners each element has after the write, for those that gain or lose any.
+        let mut owners: BTreeMap<Element, usize> = BTreeMap::new();
+        let before = |element: &Element| self.owners.get(element).copied().unwrap_or(0);
+        for (name, elements) in &draft.services {
+            for element in self.services.get(*name).into_iter().flatten() {
+                *owners.entry(element.clone()).or_insert_with(|| before(element)) -= 1;
+            }
+            for element in elements.iter().flatten() {
+                *owners.entry(element.clone()).or_insert_with(|| before(element)) += 1;
+            }
+        }
+        let gone = owners.iter().filter(|(element, count)| **count == 0 && before(element) > 0);
+        let added = owners.iter().filter(|(element, count)| **count > 0 && before(element) == 0);
+        let node_gone = self.node.iter().filter(|element| !draft.node.contains(element));
+        let node_added = draft.node.iter().filter(|element| !self.node.contains(element));
+        // An element may change its value or its Service: everything is deleted before anything is added.
+        self.delete(gone.map(|(element, _)| element).chain(node_gone).collect(), &mut transaction);
+        self.add(added.map(|(element, _)| element).chain(node_added).collect(), &mut transaction);
+        (transaction, owners)
+    }
+
+    fn add(&self, elements: BTreeSet<&Element>, transaction: &mut Transaction) {
+        for (set, elements) in self.by_set(elements) {
+            transaction.add_elements(set, elements);
+        }
+    }
+
+    fn delete(&self, elements: BTreeSet<&Element>, transaction: &mut Transaction) {
+        for (set, elements) in self.by_set(elements) {
+            transaction.delete_elements(set, elements);
+        }
+    }
+
+    fn by_set(&self, elements: BTreeSet<&Element>) -> impl Iterator<Item = (&Arc<Set>, Elements)> {
+        let mut by_set: BTreeMap<SetId, Elements> = BTreeMap::new();
+        for element in elements {
+            by_set.entry(element.set).or_default().push(&ElementParts {
+                key: &element.key,
+                key_end: element.end.as_deref(),
+                value: (!element.value.is_empty()).then_some(ValueParts::Data(&element.value)),
+                ..ElementParts::default()
+            });
+        }
+        by_set.into_iter().map(|(id, elements)| (&self.sets[id as usize], elements))
+    }
+
+    /// Takes over what the kernel acknowledged.
+    fn accept(&mut self, draft: Draft<'_>, owners: BTreeMap<Element, usize>, full: bool) {
+        if full {
+            self.services.clear();
+            self.owners.clear();
+        }
+        for (element, count) in owners {
+            match count {
+                0 => self.owners.remove(&element),
+                count => self.owners.insert(element, count),
+            };
+        }
+        for (name, elements) in draft.services {
+            match elements {
+                Some(elements) => self.services.insert(name.clone(), elements),
+                None => self.services.remove(name),
+            };
+        }
+        (self.chains, self.node, self.in_step) = (draft.chains, draft.node, true);
+    }
+}
+
+impl Recovered {
+    fn take(&mut self, origin: Origin, set: SetId, element: nftables::Element) {
+        let Some(Value::Data(value)) = &element.value else { return };
+        let Some(port) = sets::port_of(value) else { return };
+        match sets::protocol_of(&element.key) {
+            Some(Protocol::Tcp) => {
+                self.tcp.insert(origin, port);
+            }
+            Some(Protocol::Udp) => {
+                self.udp.insert((set, element.key), port);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Removes the table of a family. Returns whether there was one.
+pub(crate) fn cleanup(family: Family) -> Result<bool, Error> {
+    let mut client = Client::open()?;
+    let table = TableId::new(expressions::kernel_family(family), TABLE);
+    if !client.tables(Some(table.family))?.iter().any(|listed| listed.object.id == table) {
+        return Ok(false);
+    }
+    let mut transaction = Transaction::new();
+    transaction.delete(nftables::Table::new(&table));
+    match client.commit(&transaction) {
+        Err(error) if !error.is_not_found() => Err(error),
+        _ => Ok(true),
+    }
+}
+
+/// What a notification says about our table; `None` if it is about something else.
+fn describe(event: &Event, table: &TableId) -> Option<String> {
+    let what = match &event.subject {
+        Subject::Table(listed) => (listed.object.id == *table).then(|| "the table".to_owned()),
+        Subject::Chain(listed) => {
+            (listed.object.table == *table).then(|| format!("chain {}", listed.object.name))
+        }
+        Subject::Rule(listed) => {
+            (listed.object.table == *table).then(|| format!("a rule of chain {}", listed.object.chain))
+        }
+        Subject::Set(listed) => {
+            (listed.object.table == *table).then(|| format!("set {}", listed.object.name))
+        }
+        Subject::Elements(elements) => {
+            (elements.table == *table).then(|| format!("an element of {}", elements.set))
+        }
+        Subject::Counter(_) | Subject::Generation(_) | Subject::Other { .. } => None,
+    }?;
+    let done = match event.change {
+        nftables::Change::Present => "was added or changed",
+        nftables::Change::Gone => "was removed",
+    };
+    Some(format!("{what} {done}"))
+}
