@@ -86,6 +86,7 @@ pub use health::{FamilyHealth, HealthReport, ProxyHealth};
 pub use ip::{Family, PerFamily, normalise, parse_cidr, parse_ip};
 pub use layers::Layers;
 pub use name::{Interner, Name, NamespacedName, PortName, Protocol};
+pub use node_view::loopback_node_ports;
 pub use pacer::{Pacer, PacerConfig};
 pub use pool::{Backend, Pool};
 pub use problem::Problem;

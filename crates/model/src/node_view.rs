@@ -37,9 +37,18 @@ pub(crate) fn node_view<'a>(
         } else {
             addresses_within(family, &given, host_addresses)
         },
-        loopback_node_ports: loopback_node_ports(family, &given),
+        loopback_node_ports: loopback_of_ranges(family, &given),
         service_cidrs: service_cidrs.into(),
     }
+}
+
+/// What the operator's ranges for node ports say about loopback addresses while the Node is not known. Its address counts as no loopback address.
+pub fn loopback_node_ports(family: Family, given: &[NodePortRange]) -> LoopbackNodePorts {
+    let ranges = node_port_ranges(family, given, family.loopback());
+    if ranges.is_empty() && given.contains(&NodePortRange::Primary) {
+        return LoopbackNodePorts::Excluded;
+    }
+    loopback_of_ranges(family, &ranges)
 }
 
 /// The family that the node itself prefers: that of an explicit bind address, else of its first address.
@@ -103,7 +112,7 @@ fn addresses_within(family: Family, ranges: &[IpNet], host_addresses: &[IpAddr])
     NodePortAddresses::Only(ips.into())
 }
 
-fn loopback_node_ports(family: Family, given: &[IpNet]) -> LoopbackNodePorts {
+fn loopback_of_ranges(family: Family, given: &[IpNet]) -> LoopbackNodePorts {
     if given.iter().any(|range| range.addr().is_loopback()) {
         LoopbackNodePorts::Named
     } else if given.is_empty() || given.iter().any(|range| includes_loopback(family, range)) {

@@ -12,6 +12,7 @@ use crate::app::{self, App, Order, Signals};
 use crate::config::{self, Config, LoadedConfig};
 use crate::flags::{self, Action, Flags, Invocation, Program};
 use crate::logging::{self, Logs, end_on_panic};
+use crate::modes;
 
 /// Our one subcommand.
 const EXPLAIN: &str = "explain";
@@ -145,7 +146,7 @@ fn listening(bound: Option<SocketAddr>) -> String {
 }
 
 fn clean_up(config: &Config) -> anyhow::Result<()> {
-    let failures = app::clean_up(None, config);
+    let failures = modes::clean_up(None, config);
     for failure in &failures {
         error!(err = format!("{failure:#}"), "Cannot remove rules");
     }

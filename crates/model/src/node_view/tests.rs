@@ -187,3 +187,24 @@ fn easy_to_miss_30_ranges_of_one_family_leave_the_other_open() {
     assert_eq!(answers(Family::V6, &["192.0.2.0/24"], Some(&v4_only)), "all");
     assert_eq!(answers(Family::V6, &["primary"], Some(&v4_only)), "all");
 }
+
+#[test]
+fn loopback_ranges_are_known_before_the_node_is() {
+    use crate::desired::LoopbackNodePorts::{Excluded, Included, Named};
+    for (given, expected) in [
+        (&[][..], Included),
+        (&["all"], Included),
+        (&["localhost"], Named),
+        (&["primary"], Excluded),
+        (&["primary", "localhost"], Named),
+        (&["primary", "fd00::/8"], Excluded),
+        (&["10.0.0.0/8"], Excluded),
+        (&["0.0.0.0/0"], Included),
+        (&["127.0.0.1/32"], Named),
+        (&["126.0.0.0/7"], Included),
+        (&["fd00::/8"], Included),
+        (&["fd00::/8", "10.0.0.0/8"], Excluded),
+    ] {
+        assert_eq!(loopback_node_ports(Family::V4, &ranges(given)), expected, "{given:?}");
+    }
+}

@@ -2,9 +2,6 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `dataplanes.rs` | from a mode to its dataplanes, and away from all others |
-//! | `localhost.rs` | node ports on loopback addresses |
-//! | `ipvs.rs` | what kube-proxy's ipvs mode leaves behind |
 //! | `source.rs` | where objects come from |
 //! | `servers.rs` | the health and metrics servers |
 //! | `notices.rs` | what the engine noticed, told as Events |
@@ -12,9 +9,6 @@
 //! | `signals.rs` | what signals ask for |
 
 mod config_file;
-mod dataplanes;
-mod ipvs;
-mod localhost;
 mod notices;
 mod reload;
 mod servers;
@@ -28,7 +22,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use portwarden_model::{DetectLocal, Family, LoopbackNodePorts, PacerConfig, PerFamily, PodTraffic};
+use portwarden_model::{DetectLocal, PacerConfig, PerFamily, PodTraffic};
 use portwarden_source::kubernetes::{NewEvent, Regarding, Severity};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -48,8 +42,8 @@ use crate::http::BindError;
 use crate::logging::{Logs, chain};
 use crate::loopback::{LoopbackContext, LoopbackProxy};
 use crate::metrics::Metrics;
+use crate::modes;
 
-pub use dataplanes::clean_up;
 pub use signals::{Signal, Signals};
 
 use config_file::ConfigFile;
@@ -102,17 +96,16 @@ impl App {
         metrics.feature_gates(config.gates.iter().map(|(gate, on)| (gate.name, gate.stage.label(), on)))?;
         prepare_host(config)?;
         set_oom_score(config);
-        let families = dataplanes::families(config.mode)?;
-        dataplanes::show_packets(config.mode, &metrics.mode);
-        localhost::show_rejected(config, &metrics.loopback)?;
+        let families = modes::families(config.mode)?;
+        config.mode.entry().operations.publish_metrics(config, &metrics)?;
         let health = SharedHealth::new(config.pacing.sync_period);
         let events = Events::default();
         let (mut outputs, receivers) = EngineOutputs::new(1000);
-        outputs.serve_loopback(localhost::proxied(config));
+        outputs.serve_loopback(config.mode.entry().operations.proxies_loopback(config));
         let (engine, engine_ended) = start_engine(Parts {
             settings: config.model_settings(&node, started.wall),
             words: config.mode.words(),
-            dataplanes: dataplanes::build(config, families)?,
+            dataplanes: modes::build(config, families)?,
             pacing: pacing(config),
             node_wait: node_wait(config),
             remove_leftovers: Some(remove_leftovers_of_others(config)),
@@ -217,16 +210,12 @@ pub fn prepare_host(config: &Config) -> anyhow::Result<()> {
 /// `--init-only`: what needs privileges, and nothing that stays.
 pub fn prepare_only(config: &Config) -> anyhow::Result<()> {
     prepare_host(config)?;
-    for dataplane in dataplanes::build(config, dataplanes::families(config.mode)?)? {
+    for dataplane in modes::build(config, modes::families(config.mode)?)? {
         for family in dataplane.families() {
             info!(ipFamily = %family, "System initialized and --init-only specified");
         }
     }
-    if localhost::wanted(config) {
-        localhost::tell();
-        portwarden_iptables::allow_localhost_node_ports()?;
-    }
-    Ok(())
+    config.mode.entry().operations.prepare_host(config)
 }
 
 fn set_oom_score(config: &Config) {
@@ -270,13 +259,7 @@ fn check_against_node(config: Config, families: FamilySupport) -> Check {
         if facts.ips[primary].is_loopback() {
             info!(ip = %facts.ips[primary], "Can't determine this node's IP, assuming loopback; if this is incorrect, please set the --bind-address flag");
         }
-        let v4 = &cluster.desired(Family::V4).node;
-        if families.0.v4
-            && localhost::allowed(&config)
-            && v4.loopback_node_ports != LoopbackNodePorts::Excluded
-        {
-            localhost::tell();
-        }
+        config.mode.entry().operations.log_node_notes(&config, families, cluster);
         if cluster.desired(primary).node.pod_traffic == PodTraffic::Unknown {
             info!(detectLocalMode = config.document.text(DETECT_LOCAL_MODE), ipFamily = %primary, "{}", unknown_pods(&config.detect_local));
         }
@@ -284,7 +267,7 @@ fn check_against_node(config: Config, families: FamilySupport) -> Check {
     })
 }
 
-/// Says why pods' traffic cannot be told from other traffic.
+/// Says why pod traffic cannot be identified.
 fn unknown_pods(detect_local: &DetectLocal) -> &'static str {
     match detect_local {
         DetectLocal::ClusterCidr(_) => {
@@ -294,7 +277,7 @@ fn unknown_pods(detect_local: &DetectLocal) -> &'static str {
             "Detect-local-mode set to NodeCIDR, but no PodCIDR defined at node for primary IP family"
         }
         DetectLocal::BridgeInterface(_) | DetectLocal::InterfaceNamePrefix(_) | DetectLocal::Off => {
-            "Pod traffic cannot be told from other traffic"
+            "Pod traffic cannot be identified"
         }
     }
 }
@@ -347,9 +330,15 @@ fn tell_deprecations(notices: &[Notice], events: &Events) {
 /// Removes what other modes, and kube-proxy in other modes, left behind. Ours is in force by then, so no connection is lost.
 fn remove_leftovers_of_others(config: &Config) -> RemoveLeftovers {
     let config = config.clone();
-    Box::new(move || {
-        for error in clean_up(Some(config.mode), &config) {
+    let remove = move || {
+        for error in modes::clean_up(Some(config.mode), &config) {
             warn!(err = format!("{error:#}"), "Cannot remove what another proxy mode left behind");
+        }
+    };
+    // On a thread of its own: a program that hangs must not keep changes out of the kernel.
+    Box::new(move || {
+        if let Err(error) = thread::Builder::new().name("leftovers".to_owned()).spawn(remove) {
+            warn!(err = %error, "Cannot start removing what other proxy modes left behind; run portwarden --cleanup later");
         }
     })
 }

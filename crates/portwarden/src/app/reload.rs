@@ -6,13 +6,14 @@ use anyhow::Context;
 use tracing::{error, info, warn};
 
 use super::{
-    App, RunningSource, check_against_node, dataplanes, localhost, pacing, prepare_host,
-    remove_leftovers_of_others, set_oom_score, tell,
+    App, RunningSource, check_against_node, pacing, prepare_host, remove_leftovers_of_others, set_oom_score,
+    tell,
 };
 use crate::config::{self, Config, Part, Plan, reload_plan};
 use crate::engine::{Message, Reconfiguration, Replacement};
 use crate::host;
 use crate::logging::chain;
+use crate::modes;
 
 impl App {
     /// Reads the configuration again. A good one is applied; a bad one is told, and the present one stays.
@@ -64,7 +65,7 @@ impl App {
         self.engine.send(Message::Reconfigure(Box::new(Reconfiguration {
             settings: config.model_settings(&node, self.started.wall),
             pacing: pacing(&config),
-            loopback_proxy: localhost::proxied(&config),
+            loopback_proxy: config.mode.entry().operations.proxies_loopback(&config),
             dataplanes,
         })));
         self.check(&config);
@@ -112,10 +113,9 @@ impl App {
 
     /// The dataplanes of another mode, or of the same one with other options.
     fn replacement(&mut self, config: &Config) -> anyhow::Result<Replacement> {
-        let families = dataplanes::families(config.mode)?;
-        let dataplanes = dataplanes::build(config, families)?;
-        dataplanes::show_packets(config.mode, &self.metrics.mode);
-        localhost::show_rejected(config, &self.metrics.loopback)?;
+        let families = modes::families(config.mode)?;
+        let dataplanes = modes::build(config, families)?;
+        config.mode.entry().operations.publish_metrics(config, &self.metrics)?;
         self.families = families;
         let other_mode = config.mode != self.order.config.mode;
         Ok(Replacement {

@@ -1,7 +1,19 @@
-//! Mode iptables.
+//! Mode iptables: kube-proxy's rules through `iptables-restore`.
 
-use super::{Entry, Section};
+use std::fs;
+
+use anyhow::Context;
+use portwarden_iptables::{IptablesDataplane, Options};
+use portwarden_model::{Cluster, Dataplane, Family, LoopbackNodePorts, loopback_node_ports};
+use portwarden_xtables::{Programs, Variant};
+use tracing::{debug, info};
+
+use super::leftovers::{Leftover, Phase};
+use super::{BuildContext, Entry, Mode, Operations, Section};
+use crate::config::Config;
 use crate::engine::ModeWords;
+use crate::host::FamilySupport;
+use crate::metrics::{MetricError, Metrics, PacketCounter};
 
 pub(super) static ENTRY: Entry = Entry {
     words: ModeWords {
@@ -24,4 +36,102 @@ pub(super) static ENTRY: Entry = Entry {
     periods: Section::Iptables,
     masquerade: Section::Iptables,
     node_port_addresses: &[],
+    operations: &IptablesMode,
 };
+
+struct IptablesMode;
+
+impl Operations for IptablesMode {
+    fn probe(&self, family: Family) -> anyhow::Result<()> {
+        Ok(Programs::new(family, Variant::Installed).check()?)
+    }
+
+    fn build(&self, context: &BuildContext<'_>) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {
+        let config = context.config;
+        let build = |family: &Family| -> anyhow::Result<Box<dyn Dataplane>> {
+            let options = Options {
+                masquerade_bit: config.masquerade.bit.into(),
+                localhost_node_ports: config.localhost_node_ports,
+                sync_period: config.pacing.sync_period,
+                variant: Variant::Installed,
+            };
+            let dataplane = IptablesDataplane::new(*family, options);
+            Ok(Box::new(
+                dataplane.with_context(|| format!("cannot create the iptables proxier for {family}"))?,
+            ))
+        };
+        context.families.iter().map(build).collect()
+    }
+
+    fn prepare_host(&self, config: &Config) -> anyhow::Result<()> {
+        // The Node's own addresses, which are not known here, are no loopback addresses.
+        let ranges = loopback_node_ports(Family::V4, &config.node_port_addresses);
+        if config.localhost_node_ports && ranges != LoopbackNodePorts::Excluded {
+            log_route_localnet();
+            portwarden_iptables::allow_localhost_node_ports()?;
+        }
+        Ok(())
+    }
+
+    /// Packets that rules of this mode count.
+    fn publish_metrics(&self, _config: &Config, metrics: &Metrics) -> Result<(), MetricError> {
+        let counter = |counter: portwarden_iptables::PacketCounter| PacketCounter {
+            name: counter.metric,
+            help: counter.help,
+            read: Box::new(move || counter.read().ok().flatten()),
+        };
+        metrics.mode.show_packets(portwarden_iptables::PACKET_COUNTERS.map(counter).into());
+        Ok(())
+    }
+
+    fn log_node_notes(&self, config: &Config, families: FamilySupport, cluster: &Cluster) {
+        let ranges = cluster.desired(Family::V4).node.loopback_node_ports;
+        if families.0.v4 && config.localhost_node_ports && ranges != LoopbackNodePorts::Excluded {
+            log_route_localnet();
+        }
+    }
+
+    fn leftovers(&self, kept: Option<Mode>, _config: &Config) -> Vec<Leftover> {
+        let variants = |family| variants_with_leftovers(kept == Some(Mode::Iptables), family);
+        let rules = |family: Family, variant: Variant| {
+            Leftover::new(Phase::Rules, format!("iptables rules for {family} ({variant:?})"), move || {
+                portwarden_iptables::cleanup(family, variant)?;
+                debug!(ipFamily = %family, ?variant, "Looked for iptables leftovers");
+                Ok(())
+            })
+        };
+        let all = Family::BOTH
+            .into_iter()
+            .flat_map(|family| variants(family).into_iter().map(move |v| (family, v)));
+        all.map(|(family, variant)| rules(family, variant)).collect()
+    }
+}
+
+/// The setting opens the host to packets for 127.0.0.0/8 from outside, so the log says how to prevent it.
+fn log_route_localnet() {
+    info!(
+        "Setting route_localnet=1 to allow node-ports on localhost; to prevent this, set --iptables-localhost-nodeports=false, or leave \
+         loopback addresses out of --nodeport-addresses"
+    );
+}
+
+/// Both implementations of iptables can hold rules at once. Of the one in force only the other one is a leftover.
+pub(super) fn variants_with_leftovers(in_force: bool, family: Family) -> Vec<Variant> {
+    let installed = in_force.then(|| Programs::new(family, Variant::Installed).detect_variant().ok());
+    let is_leftover = |variant: &Variant| match installed {
+        None => true,
+        Some(None) => false,
+        Some(Some(own)) => own != *variant,
+    };
+    let all = [Variant::Nft, Variant::Legacy].into_iter().filter(is_leftover);
+    all.filter(|variant| *variant != Variant::Legacy || has_legacy_tables(family)).collect()
+}
+
+/// Whether the kernel has tables of the old iptables. Running the program would create them.
+fn has_legacy_tables(family: Family) -> bool {
+    let path = match family {
+        Family::V4 => "/proc/net/ip_tables_names",
+        Family::V6 => "/proc/net/ip6_tables_names",
+    };
+    fs::read_to_string(path).is_ok_and(|names| !names.trim().is_empty())
+}

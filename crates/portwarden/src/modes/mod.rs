@@ -1,15 +1,32 @@
-//! The proxy modes. One file per mode holds everything that differs between modes; nothing outside this folder branches on a mode.
+//! The registry of proxy modes. One file per mode holds everything that differs between modes: its facts ([`Entry`]) and what it does
+//! ([`Operations`]). Nothing outside this folder branches on a mode.
+//!
+//! A new mode is a variant of [`Mode`], a file with an `ENTRY`, and a line in [`Mode::entry`].
 
 mod ebpf;
 mod iptables;
 mod ipvs;
+mod ipvs_leftovers;
+mod leftovers;
 mod nftables;
 mod userspace;
 
 use std::fmt;
+use std::path::Path;
+
+use anyhow::bail;
+use portwarden_model::{Cluster, Dataplane, FULL_SYNC_INTERVAL, Family, PerFamily};
+use tracing::{debug, info};
+
+use crate::config::Config;
 
 use crate::config::gates::Feature;
 use crate::engine::ModeWords;
+use crate::host::{FamilySupport, has_ipv6};
+use crate::metrics::{MetricError, Metrics};
+
+use leftovers::Leftover;
+pub use leftovers::clean_up;
 
 /// A way to program the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -67,8 +84,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// What is particular to one mode.
-#[derive(Debug)]
+/// The facts about one mode, and the way to what it does.
 pub(crate) struct Entry {
     /// How the mode appears in logs and metrics.
     pub(crate) words: ModeWords,
@@ -84,6 +100,83 @@ pub(crate) struct Entry {
     pub(crate) masquerade: Section,
     /// `nodePortAddresses` when none are given; empty means all addresses.
     pub(crate) node_port_addresses: &'static [&'static str],
+    /// What the mode does.
+    pub(crate) operations: &'static dyn Operations,
+}
+
+/// What a mode does with the host.
+pub(crate) trait Operations: Sync {
+    /// Checks whether a family can be served: programs, kernel features. Changes nothing.
+    fn probe(&self, family: Family) -> anyhow::Result<()>;
+
+    /// Makes the dataplanes. Writes nothing to the kernel yet.
+    fn build(&self, context: &BuildContext<'_>) -> anyhow::Result<Vec<Box<dyn Dataplane>>>;
+
+    /// What `--init-only` does for the mode, beside what it does for every mode.
+    fn prepare_host(&self, _config: &Config) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    /// Publishes metrics that only this mode has. Called at the start and after each reload that concerns the dataplanes.
+    fn publish_metrics(&self, _config: &Config, _metrics: &Metrics) -> Result<(), MetricError> {
+        Ok(())
+    }
+
+    /// Logs what the operator should know about the mode on this node, once the Node is known.
+    fn log_node_notes(&self, _config: &Config, _families: FamilySupport, _cluster: &Cluster) {}
+
+    /// Whether a proxy serves node ports on loopback addresses.
+    fn proxies_loopback(&self, _config: &Config) -> bool {
+        false
+    }
+
+    /// What the mode, ours or kube-proxy's, may have left in the kernel. `kept` is the mode that is in force.
+    fn leftovers(&self, kept: Option<Mode>, config: &Config) -> Vec<Leftover>;
+}
+
+/// What dataplanes are made from.
+pub(crate) struct BuildContext<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) families: &'a [Family],
+}
+
+/// Finds out which families a mode can serve on this host.
+pub(crate) fn families(mode: Mode) -> anyhow::Result<FamilySupport> {
+    let works = |family: Family| match mode.entry().operations.probe(family) {
+        Ok(()) => true,
+        Err(error) => {
+            info!(ipFamily = %family, err = format!("{error:#}"), "No {mode} support for family");
+            false
+        }
+    };
+    let support = FamilySupport(PerFamily {
+        v4: works(Family::V4),
+        v6: has_ipv6(Path::new("/proc")) && works(Family::V6),
+    });
+    match support.families().as_slice() {
+        [] => bail!("{mode} is not available on this host: neither IPv4 nor IPv6 rules can be written"),
+        [only] => info!(ipFamily = %only, "kube-proxy running in single-stack mode"),
+        _ => info!("kube-proxy running in dual-stack mode"),
+    }
+    Ok(support)
+}
+
+/// Makes the dataplanes of the configured mode. Writes nothing to the kernel yet.
+pub(crate) fn build(config: &Config, support: FamilySupport) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {
+    let mode = config.mode;
+    info!("Using {mode} Proxier");
+    let least =
+        config.fixed_min_sync_period().map_or_else(|| "adaptive".to_owned(), |time| format!("{time:?}"));
+    debug!(
+        minSyncPeriod = least, syncPeriod = ?config.pacing.sync_period, maxSyncPeriod = ?FULL_SYNC_INTERVAL,
+        "{mode} sync params"
+    );
+    mode.entry().operations.build(&BuildContext { config, families: &support.families() })
+}
+
+/// A mode that has a place in the registry and no dataplane yet.
+fn not_built_in(mode: Mode) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {
+    bail!("mode {mode} is not built in yet; use --proxy-mode=nftables or --proxy-mode=iptables")
 }
 
 /// A section of the configuration file that several modes may share.

@@ -1,7 +1,22 @@
-//! Mode nftables.
+//! Mode nftables: a table per family, and a proxy in user space for node ports on loopback addresses behind kube-proxy's gate.
 
-use super::{Entry, Section};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use portwarden_model::{Dataplane, Family, Protocol};
+use portwarden_nftables::{Nftables, Options};
+use tracing::debug;
+
+use super::leftovers::{Leftover, Phase};
+use super::{BuildContext, Entry, Mode, Operations, Section};
+use crate::config::Config;
+use crate::config::gates::Feature;
 use crate::engine::ModeWords;
+use crate::logging::chain;
+use crate::metrics::{MetricError, Metrics};
+
+/// A scrape of metrics waits no longer than this for the kernel.
+const SCRAPE_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(super) static ENTRY: Entry = Entry {
     words: ModeWords {
@@ -24,4 +39,64 @@ pub(super) static ENTRY: Entry = Entry {
     periods: Section::Nftables,
     masquerade: Section::Nftables,
     node_port_addresses: &["primary"],
+    operations: &NftablesMode,
 };
+
+struct NftablesMode;
+
+impl Operations for NftablesMode {
+    /// The dataplane probes what it needs when it is made.
+    fn probe(&self, _family: Family) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn build(&self, context: &BuildContext<'_>) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {
+        let options = Options {
+            masquerade_bit: context.config.masquerade.bit,
+            loopback_node_ports: self.proxies_loopback(context.config),
+        };
+        let dataplane =
+            Nftables::new(context.families, options).context("cannot create the nftables proxier")?;
+        Ok(vec![Box::new(dataplane)])
+    }
+
+    /// What is refused on loopback addresses, counted by the kernel.
+    fn publish_metrics(&self, config: &Config, metrics: &Metrics) -> Result<(), MetricError> {
+        if !self.proxies_loopback(config) {
+            return Ok(());
+        }
+        metrics.loopback.show(Box::new(|| {
+            let until = Instant::now() + SCRAPE_TIMEOUT;
+            Family::BOTH.into_iter().flat_map(|family| rejected(family, until)).collect()
+        }))
+    }
+
+    fn proxies_loopback(&self, config: &Config) -> bool {
+        config.gates.enabled(Feature::NftablesLocalhostNodePorts)
+    }
+
+    fn leftovers(&self, kept: Option<Mode>, _config: &Config) -> Vec<Leftover> {
+        if kept == Some(Mode::Nftables) {
+            return Vec::new();
+        }
+        let table = |family: Family| {
+            Leftover::new(Phase::Rules, format!("nftables rules for {family}"), move || {
+                let found = portwarden_nftables::cleanup(family)?;
+                debug!(ipFamily = %family, found, "Looked for nftables leftovers");
+                Ok(())
+            })
+        };
+        Family::BOTH.map(table).into()
+    }
+}
+
+fn rejected(family: Family, until: Instant) -> Vec<(Family, Protocol, u64)> {
+    let timeout = until.saturating_duration_since(Instant::now());
+    match portwarden_nftables::loopback_rejected_packets(family, timeout) {
+        Ok(packets) => packets.into_iter().map(|(protocol, count)| (family, protocol, count)).collect(),
+        Err(error) => {
+            debug!(ipFamily = %family, err = chain(&error), "Cannot read counters of nftables");
+            Vec::new()
+        }
+    }
+}

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use ipnet::IpNet;
 use portwarden_model::Family;
 use portwarden_netlink::ipset::Sets;
@@ -60,7 +60,7 @@ const SETS: [&str; 17] = [
 /// The longest name of a set; kube-proxy cuts off the rest.
 const LONGEST: usize = 31;
 
-/// Removes the jumps that only ipvs mode has. To be called before the chains of iptables mode go: some of them are led to.
+/// Removes the jumps that only ipvs mode has. Comes before the removal of iptables mode's chains, to which some of them lead.
 pub(super) fn remove_jumps(family: Family, variant: Variant) -> anyhow::Result<()> {
     let programs = Programs::new(family, variant);
     // Without the programs, or the table, there cannot be rules.
@@ -77,7 +77,25 @@ pub(super) fn remove_jumps(family: Family, variant: Variant) -> anyhow::Result<(
     Ok(())
 }
 
-/// Removes the chains that only ipvs mode has. To be called when those of iptables mode are gone: some of them lead here.
+/// Empties the chains that only ipvs mode has, so that none of them leads to a chain of iptables mode any more.
+pub(super) fn empty_chains(family: Family, variant: Variant) -> anyhow::Result<()> {
+    let programs = Programs::new(family, variant);
+    if programs.check().is_err() {
+        return Ok(());
+    }
+    for (table, chain) in CHAINS {
+        if programs.save(table, |_| false)?.has_chain(chain) {
+            let mut transaction = Transaction::new();
+            transaction.section(table).make_chain(chain);
+            programs
+                .restore(&transaction)
+                .map_err(|error| anyhow!("the chain {chain} cannot be emptied: {error:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes the chains that only ipvs mode has. Comes after the removal of iptables mode's chains, some of which lead here.
 pub(super) fn remove_chains(family: Family, variant: Variant) -> anyhow::Result<()> {
     let programs = Programs::new(family, variant);
     if programs.check().is_err() {
@@ -101,7 +119,7 @@ pub(super) fn remove_chains(family: Family, variant: Variant) -> anyhow::Result<
     Ok(())
 }
 
-/// Removes the sets that rules looked into. To be called when the rules are gone.
+/// Removes the sets that rules referred to. Comes after the rules.
 pub(super) fn remove_sets() -> anyhow::Result<()> {
     let mut sets = Sets::open()?;
     let ours: Vec<String> = sets.names()?.into_iter().filter(|name| is_ours(name)).collect();
@@ -114,9 +132,8 @@ pub(super) fn remove_sets() -> anyhow::Result<()> {
     if failures.is_empty() { Ok(()) } else { bail!("{}", failures.join("; ")) }
 }
 
-/// Removes the virtual servers and then the device with the addresses of all Services. The device is how ipvs mode is told: without it,
-/// virtual servers are somebody else's. With it they are kube-proxy's, which suffers no others but those in ranges that it is to leave
-/// alone.
+/// Removes the virtual servers and then the device with the addresses of all Services. The device identifies ipvs mode: without it, virtual servers
+/// belong to another program. With it they are kube-proxy's, which removes all others except those in excluded ranges.
 pub(super) fn remove_device(proc: &Path, excluded: &ExcludedRanges) -> anyhow::Result<()> {
     let mut route = Route::open()?;
     let found = route.links()?.iter().any(|link| link.name == DEVICE);
@@ -139,7 +156,7 @@ pub(super) fn remove_device(proc: &Path, excluded: &ExcludedRanges) -> anyhow::R
         );
     }
     if servers > 0 {
-        // First, and a failure ends it: without the device nobody would know them for kube-proxy's again.
+        // First, and a failure ends it: without the device they could not be identified as kube-proxy's again.
         remove_virtual_servers(&excluded.cidrs).context("virtual servers of ipvs mode")?;
     }
     route.delete_link(DEVICE).with_context(|| format!("the device {DEVICE}"))?;
