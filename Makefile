@@ -6,7 +6,7 @@ TEST_THREADS ?= 3
 DURATION ?= 10m
 BENCH ?= full
 
-.PHONY: help demo test bench lint fmt build soak other-kernel setup clean
+.PHONY: help demo test test-uml bench lint fmt build soak other-kernel setup clean
 
 help:
 	@echo "make demo    build, and watch Portwarden serve a small cluster in network namespaces (needs root)"
@@ -14,6 +14,7 @@ help:
 	@echo "make bench   benchmarks with their baselines; BENCH=quick for a short run (needs root)"
 	@echo "make soak    random events, faults and restarts under traffic for DURATION=$(DURATION) (needs root)"
 	@echo "make other-kernel    kernel tests on Debian's kernel in a virtual machine: an older one, with IPVS (needs root)"
+	@echo "make test-uml    the part of make test that needs IPVS or SCTP, in user-mode Linux (needs root)"
 	@echo "make lint    format, clippy, licences"
 	@echo "make fmt     format the code"
 	@echo "make build   the release binary, target/release/portwarden"
@@ -40,6 +41,7 @@ test: setup
 	else \
 	    $(CARGO) test --workspace --locked --no-fail-fast -- --test-threads $(TEST_THREADS); \
 	fi
+	@scripts/test-uml
 
 bench: setup
 	@scripts/need-root
@@ -48,6 +50,9 @@ bench: setup
 soak: build
 	@scripts/need-root
 	@DURATION=$(DURATION) scripts/soak
+
+test-uml: setup
+	@scripts/test-uml
 
 other-kernel: setup
 	@scripts/other-kernel

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::in_namespace;
+use common::{in_namespace, run};
 use portwarden_netlink::Errno;
 use portwarden_netlink::ipvs::{Change, Ipvs, RealServer, ServerKey, Timeouts, VirtualServer, flags};
 
@@ -22,6 +22,11 @@ fn server(text: &str, protocol: u16) -> VirtualServer {
     VirtualServer { key, scheduler: "rr".into(), flags: 0, timeout: 0, mask_length: key.full_mask() }
 }
 
+/// Without a local routing table the kernel takes every address for a broadcast one.
+fn prepare() {
+    run("ip", &["link", "set", "lo", "up"]);
+}
+
 fn real(text: &str, weight: u32) -> RealServer {
     RealServer::masqueraded(text.parse().unwrap(), weight)
 }
@@ -30,6 +35,7 @@ fn real(text: &str, weight: u32) -> RealServer {
 #[ignore = "needs a kernel with IPVS: scripts/uml"]
 fn servers_are_written_and_read_back() {
     in_namespace(|| {
+        prepare();
         let mut ipvs = Ipvs::open().unwrap().unwrap();
         assert!(ipvs.info().unwrap().connection_table > 0);
         let mut sticky = server("[fd00:10:96::a]:80", 6);
@@ -78,6 +84,7 @@ fn servers_are_written_and_read_back() {
 #[ignore = "needs a kernel with IPVS: scripts/uml"]
 fn many_servers_are_listed_whole() {
     in_namespace(|| {
+        prepare();
         let mut ipvs = Ipvs::open().unwrap().unwrap();
         let changes: Vec<_> = (0..1_000_u16)
             .flat_map(|number| {

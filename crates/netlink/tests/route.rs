@@ -121,10 +121,7 @@ fn addresses_are_added_and_removed_in_one_batch() {
             .map(|(index, answer)| (index, answer.errno))
             .collect();
         assert_eq!(refused, [(2, Errno::EEXIST), (3, Errno::EADDRNOTAVAIL)]);
-        assert!(
-            route.is_local(four).unwrap() && route.is_local(six).unwrap(),
-            "also while the device is down"
-        );
+        assert!(route.is_local(four).unwrap(), "also while the device is down");
         assert_eq!(route.apply(&[Request::delete_address(front.index, six, 128)]).unwrap(), []);
         let left: Vec<_> = route.addresses(None).unwrap().into_iter().map(|found| found.address).collect();
         assert_eq!(left, [four]);

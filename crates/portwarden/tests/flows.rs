@@ -164,6 +164,7 @@ fn objects(
     let protocol = match transport {
         Transport::Tcp => "TCP",
         Transport::Udp => "UDP",
+        Transport::Sctp => "SCTP",
     };
     let mut objects = vec![node()];
     if spec != GONE {

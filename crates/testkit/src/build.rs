@@ -174,6 +174,12 @@ impl PortBuilder {
         self
     }
 
+    /// Makes it SCTP.
+    pub fn sctp(mut self) -> Self {
+        self.protocol = "SCTP";
+        self
+    }
+
     /// Gives it a node port; slices have none.
     pub fn node_port(mut self, port: u16) -> Self {
         self.node_port = port.into();

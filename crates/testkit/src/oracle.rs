@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Result, bail};
 use portwarden_model::{
     Desired, Exposure, Family, Frontend, LoopbackNodePorts, Masquerade, PerFamily, PodTraffic, Pool,
-    PortName, Protocol, ProxiedPort, Verdict,
+    PoolKind, PortName, Protocol, ProxiedPort, TrafficPolicy, Verdict,
 };
 
 use crate::probe::{Answer, Outcome, Transport};
@@ -40,6 +40,10 @@ pub struct Mode {
     /// Connections end on the node, and others go from there to endpoints: endpoints see the node's address, one that does not answer is skipped, and
     /// an ICMP error for a datagram does not reach the client.
     pub proxies: bool,
+    /// Service addresses are addresses of the node, with one virtual server for each port: a process of the node has the Service address as
+    /// its source, other ports are refused, and all clients share the endpoints that clients from elsewhere get. A virtual server cannot drop:
+    /// with policy Local and endpoints only elsewhere, it uses those. Who is masqueraded depends on the policy alone, except at cluster addresses.
+    pub virtual_servers: bool,
 }
 
 /// Something that a host sends: the first packet of a connection.
@@ -130,6 +134,11 @@ impl<'a> Oracle<'a> {
 
     /// What must become of a packet that passes the node under test.
     pub fn expect(&self, packet: &Packet<'_>) -> Expected {
+        let mut packet = packet.clone();
+        if self.comes_from_service_address(&packet) {
+            packet.source = packet.to.ip();
+        }
+        let packet = &packet;
         let frontends = self.frontends(packet);
         let mut all = frontends.iter().map(|(port, frontend)| self.at_frontend(packet, port, frontend));
         match all.next() {
@@ -185,7 +194,7 @@ impl<'a> Oracle<'a> {
         }
         let from_here = packet.from.name() == self.topology.node().name();
         let external = matches!(frontend.exposure, Exposure::ExternalIp | Exposure::LoadBalancerIp);
-        match self.verdict(packet, frontend) {
+        match self.verdict(packet, port, frontend) {
             Verdict::Reject if from_here && external && !self.mode.refuses_own_host => {
                 self.untranslated(packet)
             }
@@ -202,7 +211,29 @@ impl<'a> Oracle<'a> {
         }
     }
 
-    fn verdict(&self, packet: &Packet<'_>, frontend: &Frontend) -> Verdict {
+    /// Left to choose, the kernel takes the address that a process of the node connects to.
+    fn comes_from_service_address(&self, packet: &Packet<'_>) -> bool {
+        let node = self.topology.node();
+        packet.from.name() == node.name()
+            && packet.source == node.ip().like(packet.to.ip())
+            && self.is_bound(packet.to.ip())
+    }
+
+    /// Whether the node bears a Service address.
+    fn is_bound(&self, ip: IpAddr) -> bool {
+        let bound = |frontend: &Frontend| frontend.is_active() && frontend.ip == Some(ip);
+        let mut ports = self.desired[Family::of(ip)].ports();
+        self.mode.virtual_servers && ports.any(|port| port.frontends.iter().any(bound))
+    }
+
+    fn verdict(&self, packet: &Packet<'_>, port: &ProxiedPort, frontend: &Frontend) -> Verdict {
+        if self.mode.virtual_servers {
+            return match frontend.from_elsewhere {
+                Verdict::Drop if port.cluster.is_empty() => Verdict::Reject,
+                Verdict::Drop => Verdict::Forward(PoolKind::Cluster),
+                verdict => verdict,
+            };
+        }
         match self.origin(packet) {
             _ if frontend.ip.is_none() && !self.node_ports_answer(packet) => frontend.from_elsewhere,
             Origin::Pod | Origin::Host => frontend.from_node,
@@ -246,8 +277,8 @@ impl<'a> Oracle<'a> {
             self.at_endpoint(packet.transport, source, backend.address(), &mut expected);
         }
         match packet.transport {
-            Transport::Tcp if expected.answers.is_empty() => Expected::refused(),
-            Transport::Tcp => Expected { refused: false, dropped: false, ..expected },
+            Transport::Tcp | Transport::Sctp if expected.answers.is_empty() => Expected::refused(),
+            Transport::Tcp | Transport::Sctp => Expected { refused: false, dropped: false, ..expected },
             Transport::Udp => {
                 Expected { refused: false, dropped: expected.refused || expected.dropped, ..expected }
             }
@@ -256,7 +287,9 @@ impl<'a> Oracle<'a> {
 
     /// Any endpoint of the pool gets the packet.
     fn through(&self, packet: &Packet<'_>, frontend: &Frontend, pool: &Pool) -> Expected {
+        let external = frontend.exposure != Exposure::ClusterIp;
         let hidden = match frontend.masquerade {
+            _ if self.mode.virtual_servers && external => frontend.policy == TrafficPolicy::Cluster,
             Masquerade::Never => false,
             Masquerade::NotFromPods => self.origin(packet) != Origin::Pod,
             Masquerade::FromHost => self.origin(packet) == Origin::Host,
@@ -308,6 +341,9 @@ impl<'a> Oracle<'a> {
                 return Expected::dropped();
             }
         }
+        if self.is_bound(to) && !self.topology.node_addresses().contains(&to) {
+            return Expected::refused();
+        }
         let mut expected = Expected::default();
         self.at_server(packet.transport, packet.source, packet.to, &mut expected);
         expected
@@ -330,7 +366,7 @@ impl<'a> Oracle<'a> {
     }
 
     fn is_node(&self, ip: IpAddr) -> bool {
-        self.topology.node_addresses().contains(&ip)
+        self.topology.node_addresses().contains(&ip) || self.is_bound(ip)
     }
 
     /// The address behind which others are hidden on the way to `to`.
@@ -411,6 +447,7 @@ fn protocol(packet: &Packet<'_>) -> Protocol {
     match packet.transport {
         Transport::Tcp => Protocol::Tcp,
         Transport::Udp => Protocol::Udp,
+        Transport::Sctp => Protocol::Sctp,
     }
 }
 

@@ -21,6 +21,8 @@ pub use load::{Ended, Load, Tally};
 pub use outcome::{Answer, Outcome, Refusal};
 pub use server::{Behaviour, Servers};
 
+use nix::sys::socket::{SockProtocol, SockType};
+
 /// What a probe speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Transport {
@@ -28,4 +30,22 @@ pub enum Transport {
     Tcp,
     /// UDP.
     Udp,
+    /// SCTP, one association at a time on a socket, as TCP has it. Only some kernels speak it.
+    Sctp,
+}
+
+impl Transport {
+    /// Whether there are connections, with a beginning and an end.
+    pub(crate) fn has_connections(self) -> bool {
+        matches!(self, Transport::Tcp | Transport::Sctp)
+    }
+
+    /// What the socket call needs: its type, and its protocol where the type does not say it.
+    pub(crate) fn socket_type(self) -> (SockType, Option<SockProtocol>) {
+        match self {
+            Transport::Tcp => (SockType::Stream, None),
+            Transport::Udp => (SockType::Datagram, None),
+            Transport::Sctp => (SockType::Stream, Some(SockProtocol::Sctp)),
+        }
+    }
 }

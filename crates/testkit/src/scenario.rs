@@ -60,6 +60,11 @@ impl Scenario {
         left_out.then(|| only.values().cloned().collect::<Vec<_>>().join("; "))
     }
 
+    /// Whether it needs a kernel with SCTP.
+    pub fn uses_sctp(&self) -> bool {
+        self.content.uses_sctp()
+    }
+
     /// A misspelt dataplane would leave a scenario out in silence, so each name must be one of these.
     pub fn check_dataplanes(&self, candidates: &[Candidate]) -> Result<()> {
         for name in self.content.except.keys().chain(self.content.only.keys()) {

@@ -28,6 +28,7 @@ mod link {
 mod address {
     pub(super) const ADDRESS: u16 = 1;
     pub(super) const LOCAL: u16 = 2;
+    pub(super) const LIFETIMES: u16 = 6;
     pub(super) const FLAGS: u16 = 8;
     /// Usable at once, without a search for duplicates.
     pub(super) const NO_DUPLICATE_CHECK: u32 = 0x2;
@@ -139,6 +140,17 @@ impl Request {
             Self::address(kind::NEW_ADDRESS, flags::CREATE | flags::EXCLUSIVE, index, ip, prefix_length);
         let flags = address::NO_DUPLICATE_CHECK | address::NO_PREFIX_ROUTE;
         request.body.u32_host(address::FLAGS, flags);
+        request
+    }
+
+    /// The same address, deprecated: it is local, but the kernel does not choose it as the source of packets. Only IPv6 knows that.
+    pub fn add_deprecated_address(index: u32, ip: IpAddr, prefix_length: u8) -> Self {
+        let mut request = Self::add_address(index, ip, prefix_length);
+        if ip.is_ipv6() {
+            // Preferred for no time, valid for ever, and two stamps that the kernel sets.
+            let lifetimes: Vec<u8> = [0, u32::MAX, 0, 0].into_iter().flat_map(u32::to_ne_bytes).collect();
+            request.body.attribute(address::LIFETIMES, &lifetimes);
+        }
         request
     }
 

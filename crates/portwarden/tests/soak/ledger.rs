@@ -39,6 +39,7 @@ const MODE: Mode = Mode {
     localhost_node_ports: false,
     dead_node_ports_everywhere: false,
     proxies: false,
+    virtual_servers: false,
     contested_frontends: false,
 };
 

@@ -130,7 +130,7 @@ impl Dialogue {
     fn listen(&mut self) -> Result<Option<Outcome>> {
         loop {
             match self.socket.receive(&mut self.received) {
-                Ok(0) if self.socket.transport() == Transport::Tcp => return Ok(Some(Outcome::Closed)),
+                Ok(0) if self.socket.transport().has_connections() => return Ok(Some(Outcome::Closed)),
                 Ok(_) => {}
                 Err(Errno::EAGAIN) => return Ok(None),
                 Err(error) => return self.failure(error).map(Some),
@@ -161,7 +161,7 @@ impl Dialogue {
 
     fn is_connected(&self) -> bool {
         match &self.socket {
-            Socket::Tcp(stream) => stream.peer_addr().is_ok(),
+            Socket::Stream(stream, _) => stream.peer_addr().is_ok(),
             Socket::Udp(_) => true,
         }
     }
@@ -169,7 +169,7 @@ impl Dialogue {
     /// What it means that nothing has come.
     fn silence(&self) -> Outcome {
         match (self.stage, self.socket.transport()) {
-            (Stage::Asked, Transport::Tcp) => Outcome::Stalled,
+            (Stage::Asked, transport) if transport.has_connections() => Outcome::Stalled,
             _ => Outcome::Dropped,
         }
     }

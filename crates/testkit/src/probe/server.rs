@@ -4,7 +4,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -12,7 +12,9 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockaddrStorage, bind, listen, setsockopt, socket, sockopt,
+};
 
 use super::{Transport, wire};
 use crate::netns::Namespace;
@@ -178,6 +180,15 @@ impl Kind {
                 let listener = TcpListener::bind(address)?;
                 listener.set_nonblocking(true)?;
                 Ok(Kind::Listener(listener))
+            }
+            Transport::Sctp => {
+                let (kind, protocol) = transport.socket_type();
+                let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+                let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+                let socket = socket(family, kind, flags, protocol)?;
+                bind(socket.as_raw_fd(), &SockaddrStorage::from(address))?;
+                listen(&socket, Backlog::MAXCONN)?;
+                Ok(Kind::Listener(socket.into()))
             }
             Transport::Udp => {
                 let socket = UdpSocket::bind(address)?;

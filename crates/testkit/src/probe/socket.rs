@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use anyhow::{Context, Result};
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt,
+    AddressFamily, SockFlag, SockaddrStorage, bind, connect, setsockopt, socket, sockopt,
 };
 
 use super::Transport;
@@ -16,7 +16,8 @@ use crate::netns::Namespace;
 /// A connected or connecting socket.
 #[derive(Debug)]
 pub(super) enum Socket {
-    Tcp(TcpStream),
+    /// TCP or SCTP, which are read and written alike.
+    Stream(TcpStream, Transport),
     Udp(UdpSocket),
 }
 
@@ -38,7 +39,7 @@ impl Socket {
             Err(error) => Some(error),
         };
         let socket = match transport {
-            Transport::Tcp => Socket::Tcp(descriptor.into()),
+            Transport::Tcp | Transport::Sctp => Socket::Stream(descriptor.into(), transport),
             Transport::Udp => Socket::Udp(descriptor.into()),
         };
         Ok((socket, error))
@@ -47,7 +48,7 @@ impl Socket {
     /// The address it speaks from.
     pub(super) fn local_address(&self) -> io::Result<SocketAddr> {
         match self {
-            Socket::Tcp(stream) => stream.local_addr(),
+            Socket::Stream(stream, _) => stream.local_addr(),
             Socket::Udp(socket) => socket.local_addr(),
         }
     }
@@ -55,7 +56,7 @@ impl Socket {
     /// Which transport it speaks.
     pub(super) fn transport(&self) -> Transport {
         match self {
-            Socket::Tcp(_) => Transport::Tcp,
+            Socket::Stream(_, transport) => *transport,
             Socket::Udp(_) => Transport::Udp,
         }
     }
@@ -63,7 +64,7 @@ impl Socket {
     /// Takes the error the kernel keeps for this socket.
     pub(super) fn take_error(&self) -> Option<Errno> {
         let error = match self {
-            Socket::Tcp(stream) => stream.take_error(),
+            Socket::Stream(stream, _) => stream.take_error(),
             Socket::Udp(socket) => socket.take_error(),
         };
         error.ok().flatten().map(|error| errno(&error))
@@ -72,7 +73,7 @@ impl Socket {
     /// Sends a line, which always fits: at most one is under way.
     pub(super) fn send(&mut self, line: &str) -> Result<(), Errno> {
         let sent = match self {
-            Socket::Tcp(stream) => stream.write_all(line.as_bytes()),
+            Socket::Stream(stream, _) => stream.write_all(line.as_bytes()),
             Socket::Udp(socket) => socket.send(line.as_bytes()).map(|_| ()),
         };
         sent.map_err(|error| errno(&error))
@@ -82,7 +83,7 @@ impl Socket {
     pub(super) fn receive(&mut self, received: &mut Vec<u8>) -> Result<usize, Errno> {
         let mut buffer = [0; 1024];
         let length = match self {
-            Socket::Tcp(stream) => stream.read(&mut buffer),
+            Socket::Stream(stream, _) => stream.read(&mut buffer),
             Socket::Udp(socket) => socket.recv(&mut buffer),
         }
         .map_err(|error| errno(&error))?;
@@ -94,7 +95,7 @@ impl Socket {
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Socket::Tcp(stream) => stream.as_fd(),
+            Socket::Stream(stream, _) => stream.as_fd(),
             Socket::Udp(socket) => socket.as_fd(),
         }
     }
@@ -122,8 +123,8 @@ fn bind_source(
             .with_context(|| format!("cannot speak from {address} in namespace {}", namespace.name()))
     };
     match (source, transport) {
-        (Source { ip: None, port: None }, Transport::Tcp) => Ok(()),
-        (Source { port: None, .. }, Transport::Tcp) => try_port(0),
+        (Source { ip: None, port: None }, Transport::Tcp | Transport::Sctp) => Ok(()),
+        (Source { port: None, .. }, Transport::Tcp | Transport::Sctp) => try_port(0),
         (Source { port: Some(port), .. }, _) => try_port(port),
         (Source { port: None, .. }, Transport::Udp) => {
             // A port may be taken, but hardly that many in a row.
@@ -139,12 +140,9 @@ fn is_taken(result: &Result<()>) -> bool {
 }
 
 fn open(transport: Transport, target: SocketAddr) -> nix::Result<OwnedFd> {
-    let kind = match transport {
-        Transport::Tcp => SockType::Stream,
-        Transport::Udp => SockType::Datagram,
-    };
+    let (kind, protocol) = transport.socket_type();
     let family = if target.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    let descriptor = socket(family, kind, SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC, None)?;
+    let descriptor = socket(family, kind, SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC, protocol)?;
     // Lets a chosen TCP port be used again while its last connection lingers. UDP sockets that ask for this may
     // be given a port that another one has, and then take each other's answers.
     if transport == Transport::Tcp {

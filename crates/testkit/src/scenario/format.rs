@@ -61,6 +61,12 @@ impl Content {
         }
         Ok(content)
     }
+
+    /// Whether a Service that is there at the start speaks SCTP.
+    pub fn uses_sctp(&self) -> bool {
+        let ports = self.objects.services.values().flat_map(|service| &service.ports);
+        ports.into_iter().any(|port| port.protocol == ProtocolName::SCTP)
+    }
 }
 
 /// An IP family as Kubernetes writes it.

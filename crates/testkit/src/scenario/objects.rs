@@ -223,13 +223,18 @@ pub(super) fn node_of(host: &str) -> Option<&'static str> {
 
 fn port_builder(content: &PortContent, number: u16) -> PortBuilder {
     let built = build::port(number).name(&content.name);
-    if content.protocol == ProtocolName::UDP { built.udp() } else { built }
+    match content.protocol {
+        ProtocolName::TCP => built,
+        ProtocolName::UDP => built.udp(),
+        ProtocolName::SCTP => built.sctp(),
+    }
 }
 
 fn transport(protocol: ProtocolName) -> Transport {
     match protocol {
         ProtocolName::TCP => Transport::Tcp,
         ProtocolName::UDP => Transport::Udp,
+        ProtocolName::SCTP => Transport::Sctp,
     }
 }
 

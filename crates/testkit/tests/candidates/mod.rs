@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use portwarden_iptables::{IptablesDataplane, Options as IptablesOptions};
+use portwarden_ipvs::{Ipvs, Options as IpvsOptions};
 use portwarden_model::{Changes, Dataplane, Desired, Family, Flow, NodePortRange, Protocol, StaleFlows};
 use portwarden_netlink::IpFamily;
 use portwarden_netlink::conntrack::{self, Conntrack};
@@ -17,7 +18,36 @@ use portwarden_userspace::{Options as UserspaceOptions, Userspace};
 use portwarden_xtables::{Programs, Variant};
 
 /// All of them.
-pub(crate) const ALL: [Candidate; 4] = [NFTABLES, IPTABLES_NFT, IPTABLES_LEGACY, USERSPACE];
+pub(crate) const ALL: [Candidate; 5] = [NFTABLES, IPTABLES_NFT, IPTABLES_LEGACY, IPVS, USERSPACE];
+
+/// Which kernel the tests run on. Not every dataplane works on each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    /// The machine's own.
+    Machine,
+    /// User-mode Linux, as `scripts/uml` starts it: with IPVS and SCTP, without most of nf_tables.
+    UserMode,
+}
+
+impl Kernel {
+    /// The kernel that this process runs on.
+    pub(crate) fn present() -> Kernel {
+        if std::env::var_os("PORTWARDEN_UML").is_some() { Kernel::UserMode } else { Kernel::Machine }
+    }
+
+    /// Why a scenario runs on the other kernel, if it does.
+    pub(crate) fn reason_against(self, candidate: &Candidate, uses_sctp: bool) -> Option<&'static str> {
+        match (self, candidate.name, uses_sctp) {
+            (Kernel::UserMode, "ipvs", _) | (Kernel::UserMode, "iptables-legacy", true) => None,
+            (Kernel::UserMode, ..) => Some("runs on the machine's own kernel"),
+            (Kernel::Machine, "ipvs", _) => Some("needs IPVS; scripts/test-uml runs it in user-mode Linux"),
+            (Kernel::Machine, _, true) => {
+                Some("needs SCTP; scripts/test-uml runs it in user-mode Linux where nf_tables is not needed")
+            }
+            (Kernel::Machine, ..) => None,
+        }
+    }
+}
 
 pub(crate) const NFTABLES: Candidate = Candidate {
     name: "nftables",
@@ -30,6 +60,7 @@ pub(crate) const NFTABLES: Candidate = Candidate {
         contested_frontends: false,
         dead_node_ports_everywhere: false,
         proxies: false,
+        virtual_servers: false,
     },
     node_port_addresses: &[NodePortRange::Primary],
     start: start_nftables,
@@ -47,6 +78,7 @@ pub(crate) const IPTABLES_NFT: Candidate = Candidate {
         contested_frontends: true,
         dead_node_ports_everywhere: true,
         proxies: false,
+        virtual_servers: false,
     },
     node_port_addresses: &[],
     start: |options| start_iptables(options, Variant::Nft),
@@ -74,6 +106,33 @@ fn start_userspace(options: &Options) -> Result<Vec<Box<dyn Dataplane>>> {
     let loopback_node_ports = options.localhost_node_ports;
     let own = UserspaceOptions { udp_timeout, drain, loopback_node_ports, ..UserspaceOptions::default() };
     Ok(vec![Box::new(Userspace::new(own)?)])
+}
+
+/// Only on a kernel with IPVS: `scripts/uml`.
+pub(crate) const IPVS: Candidate = Candidate {
+    name: "ipvs",
+    mode: Mode {
+        guards_cluster_ips: false,
+        remote_hairpin: false,
+        ranges_without_endpoints: true,
+        refuses_own_host: true,
+        localhost_node_ports: false,
+        contested_frontends: false,
+        dead_node_ports_everywhere: false,
+        proxies: false,
+        virtual_servers: true,
+    },
+    node_port_addresses: &[],
+    start: start_ipvs,
+    clean_flows,
+};
+
+fn start_ipvs(options: &Options) -> Result<Vec<Box<dyn Dataplane>>> {
+    portwarden_ipvs::apply_sysctls(std::path::Path::new("/proc"), false)?;
+    let own = IpvsOptions { variant: Variant::Legacy, ..IpvsOptions::default() };
+    let lock = options.folder.join("xtables.lock");
+    let programs = |family| Programs::new(family, Variant::Legacy).env("XTABLES_LOCKFILE", &lock);
+    Ok(vec![Box::new(Ipvs::with_programs(&Family::BOTH, own, programs)?)])
 }
 
 fn start_nftables(_: &Options) -> Result<Vec<Box<dyn Dataplane>>> {

@@ -120,6 +120,8 @@ pub enum ProtocolName {
     TCP,
     /// UDP.
     UDP,
+    /// SCTP.
+    SCTP,
 }
 
 fn default_ports() -> Vec<PortContent> {

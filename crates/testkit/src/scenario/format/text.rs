@@ -83,7 +83,8 @@ impl FromStr for Target {
             None => (Transport::Tcp, text),
             Some(("udp", address)) => (Transport::Udp, address),
             Some(("tcp", address)) => (Transport::Tcp, address),
-            Some((other, _)) => bail!("{other:?} is neither tcp nor udp"),
+            Some(("sctp", address)) => (Transport::Sctp, address),
+            Some((other, _)) => bail!("{other:?} is none of tcp, udp and sctp"),
         };
         let address = address.trim().parse().with_context(|| {
             format!("{address:?} is not an address with a port, such as 10.96.0.10:80 or [::1]:80")

@@ -1,0 +1,122 @@
+//! The addresses of the device: writing them, and noticing what other processes do to them.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use portwarden_model::Family;
+use portwarden_netlink::Errno;
+use portwarden_netlink::route::{Request, Route, RouteChange, RouteMonitor, RouteNotice};
+
+use crate::error::Error;
+use crate::kernel::counts_as_node_address;
+use crate::names::DEVICE;
+use crate::slots::Slots;
+
+/// Binds what is missing. Returns how many addresses were bound.
+pub(crate) fn bind(
+    route: &mut Route,
+    device: u32,
+    family: Family,
+    slots: &mut Slots<IpAddr>,
+) -> Result<usize, Error> {
+    // Where the device towards an endpoint has no address of its own, masquerading would choose the Service address that resembles the
+    // endpoint's most.
+    write(route, family, slots, true, |ip| Request::add_deprecated_address(device, ip, full_length(ip)))
+}
+
+/// Unbinds what nothing wants. Returns how many addresses were unbound.
+pub(crate) fn unbind(
+    route: &mut Route,
+    device: u32,
+    family: Family,
+    slots: &mut Slots<IpAddr>,
+) -> Result<usize, Error> {
+    write(route, family, slots, false, |ip| Request::delete_address(device, ip, full_length(ip)))
+}
+
+fn write(
+    route: &mut Route,
+    family: Family,
+    slots: &mut Slots<IpAddr>,
+    add: bool,
+    request: impl Fn(IpAddr) -> Request,
+) -> Result<usize, Error> {
+    let ips = if add { slots.missing() } else { slots.surplus() };
+    let action =
+        if add { "binding an address to kube-ipvs0" } else { "unbinding an address from kube-ipvs0" };
+    let requests: Vec<Request> = ips.iter().map(|ip| request(*ip)).collect();
+    let refused = route.apply(&requests).map_err(|source| Error::Kernel { action, family, source })?;
+    let harmless = if add { Errno::EEXIST } else { Errno::EADDRNOTAVAIL };
+    let mut failure = None;
+    let mut failed = HashMap::new();
+    for (index, answer) in refused {
+        // ENXIO: the address went with the device.
+        if answer.errno != harmless && (add || answer.errno != Errno::ENXIO) {
+            failed.insert(index, ());
+            failure.get_or_insert_with(|| {
+                let ip = ips.get(index).map(ToString::to_string).unwrap_or_default();
+                portwarden_netlink::Error::Refused { request: format!("the address {ip}"), answer }
+            });
+        }
+    }
+    for (index, ip) in ips.iter().enumerate() {
+        if !failed.contains_key(&index) {
+            slots.acknowledge(*ip, add);
+        }
+    }
+    match failure {
+        Some(source) => Err(Error::Kernel { action, family, source }),
+        None => Ok(ips.len()),
+    }
+}
+
+fn full_length(ip: IpAddr) -> u8 {
+    if ip.is_ipv4() { 32 } else { 128 }
+}
+
+/// What happened to addresses since the last look.
+#[derive(Debug, Default)]
+pub(crate) struct Noticed {
+    /// The last state of addresses on our device.
+    pub(crate) on_device: HashMap<IpAddr, bool>,
+    /// The last state of addresses on other devices.
+    pub(crate) elsewhere: HashMap<IpAddr, bool>,
+    /// Our device is gone.
+    pub(crate) device_gone: bool,
+    /// Notifications were lost: only a listing shows what happened.
+    pub(crate) missed: bool,
+}
+
+impl Noticed {
+    /// Reads what there is.
+    pub(crate) fn read(monitor: &mut RouteMonitor, device: u32) -> Noticed {
+        let mut noticed = Noticed::default();
+        let read = monitor.read(|notice| match notice {
+            RouteNotice::Change(change) => noticed.add(change, device),
+            RouteNotice::Missed => noticed.missed = true,
+        });
+        if let Err(error) = read {
+            tracing::warn!(%error, "Cannot read notifications of addresses; comparing all of them");
+            noticed.missed = true;
+        }
+        noticed
+    }
+
+    fn add(&mut self, change: RouteChange, device: u32) {
+        match change {
+            RouteChange::AddressPresent(found) => self.set(found.index == device, found.address, true),
+            RouteChange::AddressGone(found) => self.set(found.index == device, found.address, false),
+            RouteChange::LinkGone(link) if link.name == DEVICE => self.device_gone = true,
+            RouteChange::LinkPresent(link) if link.name == DEVICE => self.device_gone = false,
+            RouteChange::LinkGone(_) | RouteChange::LinkPresent(_) => {}
+        }
+    }
+
+    fn set(&mut self, ours: bool, ip: IpAddr, present: bool) {
+        if ours {
+            self.on_device.insert(ip, present);
+        } else if counts_as_node_address(ip) {
+            self.elsewhere.insert(ip, present);
+        }
+    }
+}
