@@ -4,9 +4,11 @@
 mod support;
 
 use std::fs;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 
 use anyhow::{Context, Result, ensure};
+use portwarden_testkit::Transport;
 use support::{HEALTH, Rig, cluster_cidr, node, service, slice};
 
 const V4: &str = "10.96.0.53";
@@ -99,6 +101,54 @@ fn a_family_without_iptables_is_left_out_and_a_host_without_any_is_told() -> Res
     let command = rig.program().args(["--proxy-mode=iptables", "--conntrack-max-per-core=0"]);
     let error = format!("{:#}", command.run().err().context("it cannot run")?);
     ensure!(error.contains("iptables is not available on this host"), "{error}");
+    Ok(())
+}
+
+/// As in kube-proxy: a partial restore that is refused counts, although a full one saves it in the same sync.
+#[test]
+fn a_refused_partial_restore_is_counted_although_a_full_one_follows() -> Result<()> {
+    let mut rig = Rig::new()?;
+    // Without notifications, so that the change below is the first to find out.
+    rig.use_iptables("legacy")?;
+    let pods = [0, 1].map(|pod| (rig.topology.pod(pod).ip().v4.into(), "node-a"));
+    rig.objects(&[node(), service("web", V4, V6, "TCP", ""), slice("web", "TCP", &pods[..1], 8080)])?;
+    for pod in [0, 1] {
+        rig.topology.pod(pod).serve(Transport::Tcp, 8080)?;
+    }
+    rig.start_mode("iptables")?;
+    rig.wait_until("the first sync", || Ok(rig.metric(&last_sync("IPv4"))? > 0.0))?;
+    let failures = |kind: &str| {
+        rig.metric(&format!(
+            "kubeproxy_sync_proxy_rules_iptables_{kind}_failures_total{{ip_family=\"IPv4\"}}"
+        ))
+    };
+    ensure!(failures("partial_restore").is_err(), "nothing has failed yet");
+    for flush in ["-F", "-X"] {
+        rig.command("iptables-legacy").args(["-w", "5", "-t", "nat", flush]).run()?;
+    }
+    rig.objects(&[node(), service("web", V4, V6, "TCP", ""), slice("web", "TCP", &pods, 8080)])?;
+    rig.wait_until("the count of partial syncs", || Ok(failures("partial_restore")? > 0.0))?;
+    ensure!(failures("partial_restore")? == 1.0 && failures("restore")? == 1.0, "each of them once");
+    rig.wait_for_service(SocketAddr::new(V4.parse()?, 80))
+}
+
+/// IPv6 changes reach the kernel while an `iptables-restore` hangs, and health shows the other family as late.
+#[test]
+fn a_restore_that_hangs_does_not_keep_the_other_family_waiting() -> Result<()> {
+    let rig = node_with_broken_restore("exec sleep 1000")?;
+    rig.wait_until("the first sync of the other family", || Ok(rig.metric(&last_sync("IPv6"))? > 0.0))?;
+    rig.wait_for_log("The sync goes on in the background")?;
+    let pod = rig.topology.pod(0).ip();
+    let other = "fd00:10:96::54";
+    rig.objects(&[
+        node(),
+        service("other", "10.96.0.54", other, "TCP", ""),
+        slice("other", "TCP", &[(pod.v6.into(), "node-a")], 8080),
+    ])?;
+    rig.topology.pod(0).serve(Transport::Tcp, 8080)?;
+    rig.wait_for_service(SocketAddr::new(other.parse()?, 80))?;
+    rig.wait_until("health to turn", || Ok(rig.get(HEALTH, "/healthz")?.0 == 503))?;
+    ensure!(rig.metric(&last_sync("IPv4")).unwrap_or(0.0) == 0.0, "IPv4 cannot be in force");
     Ok(())
 }
 

@@ -6,6 +6,7 @@
 
 pub mod apiserver;
 pub mod build;
+pub mod drive;
 pub mod harness;
 pub mod netns;
 pub mod oracle;

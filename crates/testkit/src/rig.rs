@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
 use portwarden_model::object::{EndpointSlice, Node, Service, ServiceCidr};
@@ -13,6 +12,7 @@ use portwarden_model::{
 use tempfile::TempDir;
 
 use crate::build::{NodeBuilder, ServiceBuilder, SliceBuilder, node, service_cidr};
+use crate::drive::sync_to_end;
 use crate::oracle::{Mode, Oracle, Served};
 use crate::probe::Transport;
 use crate::topology::addresses::{CLUSTER_CIDR, NODE, NODE_PODS, SERVICE_CIDR};
@@ -195,7 +195,7 @@ impl Rig {
             let failed = |error: SyncError| anyhow!("{family} sync failed: {}", chain(error.source.as_ref()));
             let serving = self.dataplanes.iter_mut().find(|plane| plane.families().contains(&family));
             let dataplane = serving.with_context(|| format!("no dataplane serves {family}"))?;
-            let report = dataplane.sync(desired, changes, Instant::now()).map_err(failed)?;
+            let report = sync_to_end(dataplane.as_mut(), desired, changes).map_err(failed)?;
             if let Some(refused) = report.refused.first() {
                 return Err(anyhow!("{family} sync left out {}: {}", refused.service, refused.reason));
             }

@@ -1,6 +1,6 @@
 //! The programs that one [`Programs`](crate::Programs) value and its clones have started.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,17 +18,18 @@ pub(crate) struct Children(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    running: BTreeSet<Pid>,
+    /// With their command lines.
+    running: BTreeMap<Pid, String>,
     ended: VecDeque<Pid>,
     stopped: bool,
 }
 
 impl Children {
     /// Starts a program and adds it. Kills it at once if [`kill_all`](Self::kill_all) came first.
-    pub(crate) fn start(&self, start: impl FnOnce() -> io::Result<Pid>) -> io::Result<Pid> {
+    pub(crate) fn start(&self, command: &str, start: impl FnOnce() -> io::Result<Pid>) -> io::Result<Pid> {
         let child = start()?;
         let mut state = self.state();
-        state.running.insert(child);
+        state.running.insert(child, command.to_owned());
         if state.stopped {
             kill_group(child);
         }
@@ -47,7 +48,7 @@ impl Children {
                 Err(error) => return Err(error.into()),
             }
         };
-        if state.running.remove(&child) {
+        if state.running.remove(&child).is_some() {
             if state.ended.len() == REMEMBERED {
                 state.ended.pop_front();
             }
@@ -58,7 +59,7 @@ impl Children {
 
     /// Kills a program and what it started, unless it has ended.
     pub(crate) fn kill(&self, child: Pid) {
-        if self.state().running.contains(&child) {
+        if self.state().running.contains_key(&child) {
             kill_group(child);
         }
     }
@@ -67,7 +68,11 @@ impl Children {
     pub(crate) fn kill_all(&self) {
         let mut state = self.state();
         state.stopped = true;
-        state.running.iter().for_each(|child| kill_group(*child));
+        state.running.keys().for_each(|child| kill_group(*child));
+    }
+
+    pub(crate) fn running(&self) -> Vec<String> {
+        self.state().running.values().cloned().collect()
     }
 
     pub(crate) fn is_stopped(&self) -> bool {
@@ -78,7 +83,7 @@ impl Children {
     pub(crate) fn contains(&self, id: u32) -> bool {
         let Ok(id) = i32::try_from(id).map(Pid::from_raw) else { return false };
         let state = self.state();
-        state.running.contains(&id) || state.ended.contains(&id)
+        state.running.contains_key(&id) || state.ended.contains(&id)
     }
 
     /// The programs that have ended by now. What they changed has been reported by the kernel: a commit sends its notifications

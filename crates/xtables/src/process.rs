@@ -90,7 +90,7 @@ impl<'a> Process<'a> {
         let deadline = Instant::now() + limit;
         let command = format!("{} {}", self.program.display(), self.arguments.join(" "));
         let (child, pipes) = self
-            .start()
+            .start(&command)
             .map_err(|source| Error::Start { program: self.program.display().to_string(), source })?;
         let running = tracing::debug_span!("program", command = %command).entered();
         let messages = exchange(child, pipes, self.children, input, output, deadline);
@@ -115,13 +115,14 @@ impl<'a> Process<'a> {
         }
     }
 
-    fn start(&self) -> io::Result<(Pid, Pipes)> {
+    fn start(&self, command: &str) -> io::Result<(Pid, Pipes)> {
         let (their_stdin, stdin) = pipe2(OFlag::O_CLOEXEC)?;
         let (stdout, their_stdout) = pipe2(OFlag::O_CLOEXEC)?;
         let (stderr, their_stderr) = pipe2(OFlag::O_CLOEXEC)?;
         let stdio = [their_stdin.as_fd(), their_stdout.as_fd(), their_stderr.as_fd()];
-        let child =
-            self.children.start(|| spawn_bound(self.program, self.arguments, self.environment, stdio))?;
+        let child = self
+            .children
+            .start(command, || spawn_bound(self.program, self.arguments, self.environment, stdio))?;
         Ok((child, Pipes { stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into() }))
     }
 

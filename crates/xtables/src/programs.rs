@@ -56,6 +56,7 @@ impl fmt::Display for Variant {
 /// The programs of one family. Clones share the list of programs that run.
 #[derive(Debug, Clone)]
 pub struct Programs {
+    family: Family,
     iptables: PathBuf,
     save: PathBuf,
     restore: PathBuf,
@@ -90,6 +91,7 @@ impl Programs {
             Variant::Legacy => format!("{stem}-legacy"),
         };
         Programs {
+            family,
             save: locate(&format!("{stem}-save")),
             restore: locate(&format!("{stem}-restore")),
             iptables: locate(&stem),
@@ -100,6 +102,11 @@ impl Programs {
             chain_level: None,
             children: Arc::default(),
         }
+    }
+
+    /// The family whose rules they change.
+    pub fn family(&self) -> Family {
+        self.family
     }
 
     /// The same programs, taken from one folder.
@@ -128,6 +135,11 @@ impl Programs {
     pub fn split_by_level(mut self, level: fn(&str) -> u8) -> Self {
         self.chain_level = Some(level);
         self
+    }
+
+    /// The command lines of the programs that are running.
+    pub fn running(&self) -> Vec<String> {
+        self.children.running()
     }
 
     /// Kills the programs that are running, and all that would be started later: they end with [`Error::Stopped`].

@@ -35,8 +35,8 @@ impl SavedTables {
 pub struct Draft {
     transaction: Transaction,
     forms: PrintedForm,
-    /// What the first chains of the nat table will look like, printed.
-    foreseen: Vec<Fingerprint>,
+    /// Fingerprints of the first chains of the nat table.
+    fingerprints: Vec<Fingerprint>,
 }
 
 /// The names of all chains that a [`Draft`] has in the nat table. They take a fraction of the time that their rules take.
@@ -47,7 +47,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// `pending` must tell about every Service.
+    /// `pending` must hold every Service.
     pub fn new(pending: &Pending) -> Names {
         let mut own = Vec::new();
         pending.services.values().flatten().for_each(|entry| entry.own_names(&mut own));
@@ -57,8 +57,8 @@ impl Names {
         Names { own, others: others.collect() }
     }
 
-    /// Whether there are Services, and the table has nothing of any.
-    pub fn are_new_to(&self, saved: &SavedTable) -> bool {
+    /// Whether there are Services to write, and the table has nothing of any.
+    pub fn table_has_no_services(&self, saved: &SavedTable) -> bool {
         !self.own.is_empty() && !saved.chains().any(is_service_chain)
     }
 
@@ -69,7 +69,7 @@ impl Names {
 }
 
 impl Draft {
-    /// Renders everything. `pending` must tell about every Service.
+    /// Renders everything. `pending` must hold every Service.
     pub fn new(pending: &Pending, family: Family) -> Draft {
         let mut transaction = Transaction::new();
         for (table, chain, rules) in pending.fixed.chains() {
@@ -84,21 +84,21 @@ impl Draft {
             write_shared(chain, &nothing, pending, section);
         }
         write_own(pending, &mut transaction.nat);
-        Draft { transaction, forms: PrintedForm::new(family), foreseen: Vec::new() }
+        Draft { transaction, forms: PrintedForm::new(family), fingerprints: Vec::new() }
     }
 
-    /// Works out what chains will look like, printed, as long as there is time for it. The comparison does the rest.
-    pub fn foresee(&mut self, is_time: impl Fn() -> bool) {
+    /// Computes the fingerprints of as many chains as there is time for. The comparison does the rest.
+    pub fn precompute_fingerprints(&mut self, is_time: impl Fn() -> bool) {
         let nat = &self.transaction.nat;
-        while self.foreseen.len() < nat.chains() && is_time() {
-            let rules = nat.chain_rules(self.foreseen.len());
-            self.foreseen.push(self.forms.fingerprint(rules));
+        while self.fingerprints.len() < nat.chains() && is_time() {
+            let rules = nat.chain_rules(self.fingerprints.len());
+            self.fingerprints.push(self.forms.fingerprint(rules));
         }
     }
 
     /// Leaves out the chains that are right already, and removes those of Services that are no longer wanted.
     pub fn compare(self, saved: &mut SavedTables) -> Transaction {
-        let Draft { mut transaction, mut forms, foreseen } = self;
+        let Draft { mut transaction, mut forms, fingerprints } = self;
         if let Some(saved) = &mut saved.filter {
             transaction.filter.retain_chains(|_, name, rules| {
                 saved.claim(name).is_none_or(|printed| printed != forms.fingerprint(rules))
@@ -107,7 +107,7 @@ impl Draft {
         if let Some(saved) = &mut saved.nat {
             transaction.nat.retain_chains(|index, name, rules| {
                 saved.claim(name).is_none_or(|printed| {
-                    let ours = foreseen.get(index).copied();
+                    let ours = fingerprints.get(index).copied();
                     printed != ours.unwrap_or_else(|| forms.fingerprint(rules))
                 })
             });
@@ -169,13 +169,13 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_matter_how_much_was_foreseen() {
+    fn it_does_not_matter_how_much_was_precomputed() {
         let expected = Draft::new(&pending(), Family::V4).compare(&mut saved());
         for chains in 0..10usize {
             let mut draft = Draft::new(&pending(), Family::V4);
             let left = Cell::new(chains);
-            draft.foresee(|| left.replace(left.get().saturating_sub(1)) > 0);
-            assert_eq!(draft.compare(&mut saved()), expected, "with {chains} chains foreseen");
+            draft.precompute_fingerprints(|| left.replace(left.get().saturating_sub(1)) > 0);
+            assert_eq!(draft.compare(&mut saved()), expected, "with {chains} chains precomputed");
         }
     }
 }

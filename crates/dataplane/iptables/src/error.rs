@@ -2,6 +2,8 @@
 
 use std::io;
 
+use portwarden_model::Family;
+
 /// All but [`Error::MasqueradeBit`] may be over at the next attempt.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -23,18 +25,39 @@ pub enum Error {
         /// The system's reason.
         source: io::Error,
     },
-    /// A timer could not be made.
-    #[error("cannot make the timer of the rules monitor")]
-    Timer {
+    /// A sync has not ended while its caller waited. It goes on in the background.
+    #[error(
+        "{family} rules are still being written{}; the other family is served meanwhile",
+        running(commands)
+    )]
+    StillRunning {
+        /// The family whose rules they are.
+        family: Family,
+        /// The programs that run.
+        commands: Vec<String>,
+    },
+    /// No thread could be started for a sync.
+    #[error("cannot start a thread; check the limit of processes and threads")]
+    Thread {
         /// The system's reason.
         source: io::Error,
     },
+    /// The dataplane was not made for this family.
+    #[error("this dataplane does not serve {0}")]
+    NotServed(Family),
 }
 
 /// Everything that went wrong while cleaning up.
 #[derive(Debug, thiserror::Error)]
 #[error("{} of the clean-up's steps failed: {}", .0.len(), list(.0))]
 pub struct CleanupError(pub Vec<portwarden_xtables::Error>);
+
+fn running(commands: &[String]) -> String {
+    match commands {
+        [] => String::new(),
+        [command, ..] => format!(" (`{command}` runs)"),
+    }
+}
 
 fn list(errors: &[portwarden_xtables::Error]) -> String {
     errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")

@@ -4,28 +4,32 @@
 //! from what its tables have), `portwarden_xtables` hands them to `iptables-restore`. [`IptablesDataplane`] ties this together for one family. `docs/iptables.md` shows the
 //! path of a packet and how to look at the rules.
 
-mod aside;
+mod background_job;
 mod cleanup;
 mod counters;
 mod dataplane;
 pub mod diff;
 pub mod draft;
+mod earlier_restores;
 mod error;
-mod full;
+mod family_rules;
+mod family_worker;
+mod full_sync;
 pub mod jumps;
-mod monitor;
 pub mod names;
 mod options;
+mod other_variant;
 pub mod plan;
+mod quarantine;
 pub mod render;
 pub mod ruleset;
 mod sysctl;
-mod variant;
+mod tampering;
 
 pub use cleanup::{cleanup, cleanup_with};
 pub use counters::{PACKET_COUNTERS, PacketCounter};
-pub use dataplane::{Failures, IptablesDataplane};
+pub use dataplane::IptablesDataplane;
 pub use error::{CleanupError, Error};
 pub use options::Options;
+pub use other_variant::other_rules;
 pub use sysctl::allow_localhost_node_ports;
-pub use variant::other_rules;

@@ -1,4 +1,4 @@
-//! What only this mode can be told.
+//! Options of iptables mode alone.
 
 use std::time::Duration;
 
@@ -14,8 +14,10 @@ pub struct Options {
     pub masquerade_bit: u32,
     /// Whether node ports answer on IPv4 loopback addresses, where node ports answer on loopback at all.
     pub localhost_node_ports: bool,
-    /// How often it is checked whether somebody flushed our tables.
+    /// How often we check whether another process flushed our tables.
     pub sync_period: Duration,
+    /// How long a sync may keep its caller. After that it goes on in the background.
+    pub sync_wait: Duration,
     /// Which implementation of iptables is used.
     pub variant: Variant,
 }
@@ -26,6 +28,7 @@ impl Default for Options {
             masquerade_bit: 14,
             localhost_node_ports: true,
             sync_period: Duration::from_secs(30),
+            sync_wait: Duration::from_secs(1),
             variant: Variant::Installed,
         }
     }

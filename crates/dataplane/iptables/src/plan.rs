@@ -14,7 +14,7 @@ pub struct Plan {
     /// What changes.
     pub pending: Pending,
     /// Services that cannot be written as rules.
-    pub isolated: Vec<RefusedService>,
+    pub refused: Vec<RefusedService>,
 }
 
 impl Plan {
@@ -35,7 +35,7 @@ impl Plan {
         plan
     }
 
-    /// What `changes` tells; with `all`, also every other Service that is no longer rendered right.
+    /// What `changes` names; with `all`, also every other Service that is no longer rendered right.
     pub fn changes(
         installed: &Ruleset,
         desired: &Desired,
@@ -53,7 +53,7 @@ impl Plan {
     }
 
     fn new(fixed: FixedRules) -> Plan {
-        Plan { pending: Pending { services: BTreeMap::new(), fixed }, isolated: Vec::new() }
+        Plan { pending: Pending { services: BTreeMap::new(), fixed }, refused: Vec::new() }
     }
 
     fn add(&mut self, name: &NamespacedName, installed: &Ruleset, desired: &Desired, context: &Arc<Context>) {
@@ -76,7 +76,7 @@ impl Plan {
     fn admits(&mut self, name: &NamespacedName, service: &ProxiedService) -> bool {
         let Some(port) = service.ports.iter().find(|port| !is_safe_name(&port.name)) else { return true };
         let reason = format!("the name {:?} cannot be part of an iptables rule", port.name.to_string());
-        self.isolated.push(RefusedService { service: name.clone(), reason });
+        self.refused.push(RefusedService { service: name.clone(), reason });
         false
     }
 }

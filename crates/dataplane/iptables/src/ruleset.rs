@@ -32,6 +32,11 @@ impl Entry {
         }
     }
 
+    /// The Service.
+    pub fn service(&self) -> &Arc<ProxiedService> {
+        &self.service
+    }
+
     /// Its lines in chains that all Services share.
     pub fn shared(&self) -> &SharedLines {
         self.shared.get_or_init(|| SharedLines::render(&self.service, &self.context))

@@ -1,4 +1,4 @@
-//! What happens when programs, kernel or other people get in the way.
+//! What happens when programs, the kernel or other processes get in the way.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by it")]
 
@@ -13,7 +13,12 @@ use common::{Tables, VARIANTS, assert_same, cluster, full_sync, recorded_setting
 use nix::fcntl::{Flock, FlockArg};
 use portwarden_iptables::{Error, IptablesDataplane, Options, other_rules};
 use portwarden_model::object::{EndpointSlice, Service};
-use portwarden_model::{Changes, Cluster, Dataplane, Event, Family, Interner, NamespacedName, manifest};
+use portwarden_model::{
+    Changes, Cluster, Dataplane, Event, Family, Interner, NamespacedName, Notification, Report, Retry,
+    manifest,
+};
+use portwarden_testkit::drive::{next_notifications, sync_to_end};
+use portwarden_testkit::wait;
 use portwarden_xtables::{Programs, Variant};
 use serde_json::json;
 
@@ -48,7 +53,7 @@ impl Folder {
 
     fn dataplane(&self, tables: &Tables, programs: Programs) -> IptablesDataplane {
         let _inside = tables.namespace.enter().unwrap();
-        IptablesDataplane::with_programs(FAMILY, Options::default(), programs).unwrap()
+        IptablesDataplane::with_programs(vec![programs], &Options::default()).unwrap()
     }
 }
 
@@ -63,7 +68,7 @@ fn installed(name: &str) -> PathBuf {
 fn a_missing_program_is_named_with_advice() {
     let nowhere = tempfile::tempdir().unwrap();
     let programs = Programs::new(FAMILY, Variant::Installed).in_folder(nowhere.path());
-    let error = IptablesDataplane::with_programs(FAMILY, Options::default(), programs).unwrap_err();
+    let error = IptablesDataplane::with_programs(vec![programs], &Options::default()).unwrap_err();
     assert!(matches!(error, Error::Programs(portwarden_xtables::Error::Start { .. })), "{error:?}");
     let text = error.to_string();
     assert!(text.contains("iptables: it is not installed"), "{text}");
@@ -72,7 +77,7 @@ fn a_missing_program_is_named_with_advice() {
 #[test]
 fn packet_marks_have_32_bits() {
     let options = Options { masquerade_bit: 32, ..Options::default() };
-    let error = IptablesDataplane::new(FAMILY, options).unwrap_err();
+    let error = IptablesDataplane::new(&[FAMILY], &options).unwrap_err();
     assert!(matches!(error, Error::MasqueradeBit(32)), "{error:?}");
 }
 
@@ -85,11 +90,10 @@ fn a_rejected_line_is_shown() {
         "cat > /dev/null; echo 'iptables-restore: line 2 failed' >&2; exit 1",
     );
     let mut dataplane = folder.dataplane(&tables, folder.programs());
-    let failures = dataplane.failures();
     let error = sync(&mut dataplane, &tables, &reference_cluster(), &Changes::everything()).unwrap_err();
     let text = error.to_string();
     assert!(text.contains("rejected line 2 (`:KUBE-SERVICES`): line 2 failed"), "{text}");
-    assert_eq!((failures.restore(), failures.partial()), (1, 0));
+    assert_eq!(failures(&error.report), (1, 0));
 }
 
 #[test]
@@ -105,11 +109,102 @@ fn a_program_that_hangs_is_stopped() {
     assert!(error.to_string().contains("did not end within 1 s and was killed"), "{error}");
 }
 
+/// IPv6 does not wait for an `iptables-restore` that hangs, and IPv4 is in force when that goes on.
+#[test]
+fn a_restore_that_hangs_keeps_only_its_own_family_waiting() {
+    let tables = Tables::new("two-families", Variant::Nft);
+    let folder = Folder::new();
+    let go = folder.0.path().join("go");
+    let real = installed("iptables-nft-restore");
+    folder.replace(
+        "iptables-nft-restore",
+        &format!("while ! test -e {}; do sleep 0.02; done; exec {} \"$@\"", go.display(), real.display()),
+    );
+    let options = Options { sync_wait: Duration::from_millis(100), ..Options::default() };
+    let inside = tables.namespace.enter().unwrap();
+    let programs = vec![folder.programs(), tables.programs(Family::V6)];
+    let mut dataplane = IptablesDataplane::with_programs(programs, &options).unwrap();
+    assert_eq!(dataplane.families(), [Family::V4, Family::V6]);
+    let mut cluster = reference_cluster();
+    let everything = Changes::everything();
+    let v4 = |dataplane: &mut IptablesDataplane, cluster: &Cluster| {
+        dataplane.sync(cluster.desired(Family::V4), &everything, Instant::now())
+    };
+    let error = v4(&mut dataplane, &cluster).unwrap_err();
+    assert_eq!(error.retry, Retry::OnNotification, "{error}");
+    assert!(error.to_string().contains("iptables-nft-restore"), "{error}");
+    // Again and again: it is not started twice.
+    assert_eq!(v4(&mut dataplane, &cluster).unwrap_err().retry, Retry::OnNotification);
+    let report = sync_to_end(&mut dataplane, cluster.desired(Family::V6), &everything).unwrap();
+    assert!(report.full && report.written > 0, "{report:?}");
+    let fresh = Tables::new("fresh", Variant::Nft);
+    full_sync(&mut fresh.dataplane(Family::V6, &Options::default()), &fresh, &cluster);
+    assert_same(&tables.rules(Family::V6), &fresh.rules(Family::V6), "IPv6 while IPv4 hangs");
+    // What changes meanwhile is not lost.
+    cluster.apply(Event::SliceDeleted(NamespacedName::new("demo", "web-1")));
+    cluster.resolve();
+    fs::write(go, "").unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    let ready = Notification::Ready { family: Family::V4 };
+    while !next_notifications(&mut dataplane, until).contains(&ready) {
+        assert!(Instant::now() < until, "the restore ends and that is reported");
+    }
+    let report = sync_to_end(&mut dataplane, cluster.desired(Family::V4), &everything).unwrap();
+    assert!(report.full, "everything was compared by the one that hung");
+    drop(inside);
+    full_sync(&mut fresh.dataplane(Family::V4, &Options::default()), &fresh, &cluster);
+    assert_same(&tables.rules(Family::V4), &fresh.rules(Family::V4), "IPv4 afterwards");
+}
+
+/// A restore of a proxy that was killed reads its input, and undoes what its successor wrote.
+#[test]
+fn what_a_restore_from_before_the_start_writes_is_repaired() {
+    for variant in VARIANTS {
+        let cluster = reference_cluster();
+        let tables = Tables::new("earlier", variant);
+        let earlier = tables.start_restore(FAMILY);
+        let mut dataplane = tables.dataplane(FAMILY, &Options::default());
+        full_sync(&mut dataplane, &tables, &cluster);
+        let expected = tables.rules(FAMILY);
+        earlier.finish("*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n");
+        assert_ne!(tables.rules(FAMILY), expected, "the rules are undone");
+        let _inside = tables.namespace.enter().unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        while !matches!(next_notifications(&mut dataplane, until)[..], [Notification::Tampered { .. }]) {
+            assert!(Instant::now() < until, "the end of the earlier restore is noticed");
+        }
+        sync(&mut dataplane, &tables, &cluster, &Changes::default()).unwrap();
+        assert_same(&tables.rules(FAMILY), &expected, "repaired");
+    }
+}
+
+/// A dataplane that is dropped, as at a change of mode, takes its programs along.
+#[test]
+fn no_program_outlives_the_dataplane() {
+    let tables = Tables::new("dropped", Variant::Nft);
+    let folder = Folder::new();
+    let started = folder.0.path().join("started");
+    folder.replace("iptables-nft-restore", &format!("echo $$ > {}; exec sleep 1000", started.display()));
+    let programs = folder.programs();
+    let _inside = tables.namespace.enter().unwrap();
+    let options = Options { sync_wait: Duration::from_millis(10), ..Options::default() };
+    let mut dataplane = IptablesDataplane::with_programs(vec![programs], &options).unwrap();
+    let cluster = reference_cluster();
+    dataplane.sync(cluster.desired(FAMILY), &Changes::everything(), Instant::now()).unwrap_err();
+    let patience = Duration::from_secs(60);
+    let id = wait::until(patience, "the restore to start", || {
+        fs::read_to_string(&started).ok().filter(|text| text.ends_with('\n'))
+    });
+    let process = PathBuf::from("/proc").join(id.unwrap().trim());
+    drop(dataplane);
+    wait::until(patience, "the restore to end", || (!process.exists()).then_some(())).unwrap();
+}
+
 #[test]
 fn without_iptables_save_everything_is_written() {
     let cluster = reference_cluster();
     let fresh = Tables::new("fresh", Variant::Nft);
-    full_sync(&mut fresh.dataplane(FAMILY, Options::default()), &fresh, &cluster);
+    full_sync(&mut fresh.dataplane(FAMILY, &Options::default()), &fresh, &cluster);
     // What it prints before it fails does not count either.
     let prints = format!("{} \"$@\"; exit 1", installed("iptables-nft-save").display());
     for script in ["exit 1", &prints] {
@@ -151,7 +246,7 @@ fn a_service_that_is_refused_does_not_stop_the_others() {
     for variant in VARIANTS {
         let good = Tables::new("good", variant);
         let mut cluster = reference_cluster();
-        full_sync(&mut good.dataplane(FAMILY, Options::default()), &good, &cluster);
+        full_sync(&mut good.dataplane(FAMILY, &Options::default()), &good, &cluster);
         for event in refused_service() {
             cluster.apply(event);
         }
@@ -160,7 +255,7 @@ fn a_service_that_is_refused_does_not_stop_the_others() {
         assert!(changes[FAMILY].services.contains(&refused));
 
         let tables = Tables::new("refused", variant);
-        let mut dataplane = tables.dataplane(FAMILY, Options::default());
+        let mut dataplane = tables.dataplane(FAMILY, &Options::default());
         for changes in [&Changes::everything(), &changes[FAMILY]] {
             let report = sync(&mut dataplane, &tables, &cluster, changes).unwrap();
             let services: Vec<_> = report.refused.iter().map(|refused| &refused.service).collect();
@@ -184,7 +279,7 @@ fn a_name_that_would_break_out_of_a_rule_is_left_out() {
     let name = service.name.clone();
     cluster.apply(Event::ServiceApplied(service));
     cluster.resolve();
-    let mut dataplane = tables.dataplane(FAMILY, Options::default());
+    let mut dataplane = tables.dataplane(FAMILY, &Options::default());
     let report = sync(&mut dataplane, &tables, &cluster, &Changes::everything()).unwrap();
     assert_eq!(report.refused.iter().map(|refused| &refused.service).collect::<Vec<_>>(), [&name]);
     assert!(!tables.rules(FAMILY).contains("10.96.7.7"));
@@ -198,7 +293,7 @@ fn a_stale_chain_that_others_use_stays_empty_and_stops_nothing() {
         let foreign = "*nat\n:KUBE-SVC-STALE - [0:0]\n:OTHERS - [0:0]\n-A KUBE-SVC-STALE -j RETURN\n\
                        -A OTHERS -j KUBE-SVC-STALE\nCOMMIT\n";
         tables.run(FAMILY, "-restore", &["--noflush"], foreign).unwrap();
-        full_sync(&mut tables.dataplane(FAMILY, Options::default()), &tables, &cluster);
+        full_sync(&mut tables.dataplane(FAMILY, &Options::default()), &tables, &cluster);
         let rules = tables.rules(FAMILY);
         assert!(rules.contains("-A OTHERS -j KUBE-SVC-STALE"));
         assert!(rules.contains(":KUBE-SVC-STALE") && !rules.contains("-A KUBE-SVC-STALE"));
@@ -209,7 +304,7 @@ fn a_stale_chain_that_others_use_stays_empty_and_stops_nothing() {
 #[test]
 fn a_chain_of_ours_that_nft_took_is_explained() {
     let tables = Tables::new("taken", Variant::Nft);
-    let mut dataplane = tables.dataplane(FAMILY, Options::default());
+    let mut dataplane = tables.dataplane(FAMILY, &Options::default());
     let nft = |command: &str| tables.namespace.command("nft").arg(command).run().unwrap();
     nft("add table ip nat");
     nft("add chain ip nat KUBE-SERVICES { type nat hook prerouting priority -100; }");
@@ -220,12 +315,24 @@ fn a_chain_of_ours_that_nft_took_is_explained() {
     full_sync(&mut dataplane, &tables, &reference_cluster());
 }
 
+/// The failed restores that a report counts, and the partial ones.
+fn failures(report: &Report) -> (u64, u64) {
+    let count = |name| {
+        let counts = report.counts.iter().filter(|count| count.metric == name);
+        counts.map(|count| count.by).sum()
+    };
+    (
+        count("sync_proxy_rules_iptables_restore_failures_total"),
+        count("sync_proxy_rules_iptables_partial_restore_failures_total"),
+    )
+}
+
 #[test]
-fn what_somebody_deleted_is_noticed_when_needed_and_repaired() {
+fn what_another_process_deleted_is_noticed_when_needed_and_repaired() {
     for variant in VARIANTS {
         let mut cluster = reference_cluster();
         let tables = Tables::new("deleted", variant);
-        let mut dataplane = tables.dataplane(FAMILY, Options::default());
+        let mut dataplane = tables.dataplane(FAMILY, &Options::default());
         full_sync(&mut dataplane, &tables, &cluster);
         let expected = tables.rules(FAMILY);
         // Everything of the nat table goes, jumps included.
@@ -237,9 +344,9 @@ fn what_somebody_deleted_is_noticed_when_needed_and_repaired() {
         let changes = cluster.resolve();
         let report = sync(&mut dataplane, &tables, &cluster, &changes[FAMILY]).unwrap();
         assert!(report.full && report.refused.is_empty(), "{report:?}");
-        assert_eq!(dataplane.failures().partial(), 1);
+        assert_eq!(failures(&report), (1, 1));
         let fresh = Tables::new("fresh", variant);
-        full_sync(&mut fresh.dataplane(FAMILY, Options::default()), &fresh, &cluster);
+        full_sync(&mut fresh.dataplane(FAMILY, &Options::default()), &fresh, &cluster);
         assert_same(&tables.rules(FAMILY), &fresh.rules(FAMILY), "repaired");
         assert_ne!(tables.rules(FAMILY), expected, "the change arrived");
     }
@@ -249,19 +356,22 @@ fn what_somebody_deleted_is_noticed_when_needed_and_repaired() {
 fn a_lock_that_others_hold_is_waited_for_and_then_named() {
     let tables = Tables::new("locked", Variant::Legacy);
     let cluster = reference_cluster();
-    let mut dataplane =
-        tables.dataplane(FAMILY, Options { sync_period: Duration::from_millis(1), ..Options::default() });
+    let often = Options { sync_period: Duration::from_millis(1), ..Options::default() };
+    let mut dataplane = tables.dataplane(FAMILY, &often);
     full_sync(&mut dataplane, &tables, &cluster);
     let before = tables.rules(FAMILY);
     let file = fs::File::options().create(true).append(true).open(tables.lock_file()).unwrap();
     let lock = Flock::lock(file, FlockArg::LockExclusive).unwrap();
-    // The monitor cannot see its canary now, and does not take that for a flush.
-    let watch = || nix::poll::PollFd::new(dataplane.watch_fds()[0], nix::poll::PollFlags::POLLIN);
-    nix::poll::poll(&mut [watch()], 10_000u16).unwrap();
     let _inside = tables.namespace.enter().unwrap();
-    assert_eq!(dataplane.poll(Instant::now()), []);
-    assert_eq!(dataplane.poll(Instant::now()), []);
+    // The canaries cannot be seen now, and that is not taken for a flush.
+    let until = Instant::now() + Duration::from_secs(60);
+    for _ in ["the check starts", "the check ends"] {
+        assert_eq!(next_notifications(&mut dataplane, until), []);
+    }
+    // The caller is not kept until the lock is given up for.
     let empty = Cluster::new(recorded_settings());
+    let error = dataplane.sync(empty.desired(FAMILY), &Changes::everything(), Instant::now()).unwrap_err();
+    assert_eq!(error.retry, Retry::OnNotification, "{error}");
     let error = sync(&mut dataplane, &tables, &empty, &Changes::everything()).unwrap_err();
     assert!(error.to_string().contains("xtables lock"), "{error}");
     assert_eq!(tables.rules(FAMILY), before, "nothing was changed");
@@ -277,7 +387,7 @@ fn rules_in_the_other_variant_are_found() {
             let tables = Tables::new("other", other);
             let _inside = tables.namespace.enter().unwrap();
             assert_eq!(other_rules(family, used), None);
-            full_sync(&mut tables.dataplane(family, Options::default()), &tables, &reference_cluster());
+            full_sync(&mut tables.dataplane(family, &Options::default()), &tables, &reference_cluster());
             assert_eq!(other_rules(family, used), Some(other));
             assert_eq!(other_rules(family, other), None);
         }
@@ -296,9 +406,9 @@ fn a_large_change_goes_in_steps_and_can_be_set_aside_half_way() {
         }
         cluster.resolve();
         let good = Tables::new("good", variant);
-        full_sync(&mut good.dataplane(FAMILY, Options::default()), &good, &cluster);
+        full_sync(&mut good.dataplane(FAMILY, &Options::default()), &good, &cluster);
         let tables = Tables::new("steps", variant);
-        let mut dataplane = tables.dataplane(FAMILY, Options::default());
+        let mut dataplane = tables.dataplane(FAMILY, &Options::default());
         full_sync(&mut dataplane, &tables, &Cluster::new(recorded_settings()));
         for event in refused_service() {
             cluster.apply(event);

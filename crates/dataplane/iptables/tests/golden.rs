@@ -14,7 +14,7 @@ fn check(recording: &str, settings: &Settings, options: &Options, variants: &[Va
     for variant in variants {
         for (family, suffix) in [(Family::V4, "v4"), (Family::V6, "v6")] {
             let tables = Tables::new(recording, *variant);
-            let mut dataplane = tables.dataplane(family, options.clone());
+            let mut dataplane = tables.dataplane(family, options);
             full_sync(&mut dataplane, &tables, &cluster);
             let expected = canonical(&fixture(&format!("reference/{recording}.{suffix}.save")));
             assert_same(&tables.rules(family), &expected, &format!("{recording} {family} {variant:?}"));
@@ -74,7 +74,7 @@ fn worked_example() {
     let cluster = cluster(worked_settings(), "worked-example/objects.json", "worked-example/node.json");
     for variant in VARIANTS {
         let tables = Tables::new("worked-example", variant);
-        let mut dataplane = tables.dataplane(Family::V4, Options::default());
+        let mut dataplane = tables.dataplane(Family::V4, &Options::default());
         full_sync(&mut dataplane, &tables, &cluster);
         let expected = canonical(&fixture("worked-example/default.v4.save"));
         assert_same(&tables.rules(Family::V4), &expected, &format!("worked example {variant:?}"));
@@ -87,7 +87,7 @@ fn worked_example_without_ipv6_services() {
     let cluster = cluster(worked_settings(), "worked-example/objects.json", "worked-example/node.json");
     for variant in VARIANTS {
         let tables = Tables::new("worked-example", variant);
-        let mut dataplane = tables.dataplane(Family::V6, Options::default());
+        let mut dataplane = tables.dataplane(Family::V6, &Options::default());
         full_sync(&mut dataplane, &tables, &cluster);
         let saved = tables.save(Family::V6);
         let mut rules: Vec<_> = saved.lines().filter(|line| line.starts_with("-A KUBE-")).collect();

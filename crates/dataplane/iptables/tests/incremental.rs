@@ -145,7 +145,7 @@ proptest! {
 fn compare_in_the_kernel(variant: Variant, family: Family, steps: &[Step]) {
     let mut cluster = Cluster::new(settings());
     let tables = Tables::new("incremental", variant);
-    let mut dataplane = tables.dataplane(family, Options::default());
+    let mut dataplane = tables.dataplane(family, &Options::default());
     let report = sync(&mut dataplane, &tables, &cluster, &Changes::everything()).unwrap();
     assert!(report.full);
     for step in steps {
@@ -155,7 +155,8 @@ fn compare_in_the_kernel(variant: Variant, family: Family, steps: &[Step]) {
         assert!(!report.full && report.refused.is_empty(), "{report:?}");
     }
     let fresh = Tables::new("full", variant);
-    sync(&mut fresh.dataplane(family, Options::default()), &fresh, &cluster, &Changes::everything()).unwrap();
+    sync(&mut fresh.dataplane(family, &Options::default()), &fresh, &cluster, &Changes::everything())
+        .unwrap();
     // Not even in canonical order: our own order does not depend on chance.
     assert_same(&tables.rules(family), &fresh.rules(family), "incremental and full");
     // And what a full sync reads back is what it would write: nothing is left to do.

@@ -8,13 +8,13 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use common::{Tables, VARIANTS, assert_same, cluster, full_sync, recorded_settings, sync};
-use nix::poll::{PollFd, PollFlags, poll};
 use portwarden_iptables::{IptablesDataplane, Options, PACKET_COUNTERS};
 use portwarden_model::object::{EndpointSlice, Service};
 use portwarden_model::{
     Changes, Cluster, Dataplane, Event, Family, Interner, NodePortRange, Notification, Report, Settings,
     manifest,
 };
+use portwarden_testkit::drive::next_notifications;
 use portwarden_xtables::Variant;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -24,7 +24,7 @@ fn reference_cluster(settings: Settings) -> Cluster {
 }
 
 /// Whether packets to loopback addresses may leave the loopback device, after a sync.
-fn route_localnet(settings: Settings, options: Options, family: Family) -> bool {
+fn route_localnet(settings: Settings, options: &Options, family: Family) -> bool {
     let tables = Tables::new("localnet", Variant::Nft);
     full_sync(&mut tables.dataplane(family, options), &tables, &reference_cluster(settings));
     let _inside = tables.namespace.enter().unwrap();
@@ -34,12 +34,12 @@ fn route_localnet(settings: Settings, options: Options, family: Family) -> bool 
 #[test]
 fn loopback_is_opened_only_for_node_ports_that_answer_there() {
     let settings = recorded_settings;
-    assert!(route_localnet(settings(), Options::default(), Family::V4));
-    assert!(!route_localnet(settings(), Options::default(), Family::V6));
+    assert!(route_localnet(settings(), &Options::default(), Family::V4));
+    assert!(!route_localnet(settings(), &Options::default(), Family::V6));
     let off = Options { localhost_node_ports: false, ..Options::default() };
-    assert!(!route_localnet(settings(), off, Family::V4));
+    assert!(!route_localnet(settings(), &off, Family::V4));
     let primary = Settings { node_port_addresses: vec![NodePortRange::Primary], ..settings() };
-    assert!(!route_localnet(primary, Options::default(), Family::V4));
+    assert!(!route_localnet(primary, &Options::default(), Family::V4));
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn counters_exist_after_a_sync() {
     let _inside = tables.namespace.enter().unwrap();
     assert_eq!(read(), [None, None]);
     full_sync(
-        &mut tables.dataplane(Family::V6, Options::default()),
+        &mut tables.dataplane(Family::V6, &Options::default()),
         &tables,
         &reference_cluster(recorded_settings()),
     );
@@ -67,7 +67,7 @@ fn liberal_conntrack_lets_invalid_packets_pass() {
         fs::write("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal", "1").unwrap();
     }
     full_sync(
-        &mut tables.dataplane(Family::V4, Options::default()),
+        &mut tables.dataplane(Family::V4, &Options::default()),
         &tables,
         &reference_cluster(recorded_settings()),
     );
@@ -91,7 +91,7 @@ fn gauges_count_rules() {
     for variant in VARIANTS {
         let mut cluster = large_cluster(10, 5);
         let tables = Tables::new("gauges", variant);
-        let mut dataplane = tables.dataplane(Family::V4, Options::default());
+        let mut dataplane = tables.dataplane(Family::V4, &Options::default());
         let check = |report: &Report| {
             for table in ["filter", "nat"] {
                 assert_eq!(gauge(report, "sync_proxy_rules_iptables_total", table), rules_in(&tables, table));
@@ -119,7 +119,7 @@ fn a_flush_is_noticed_and_repaired() {
         let cluster = reference_cluster(recorded_settings());
         let tables = Tables::new("flush", variant);
         let options = Options { sync_period: Duration::from_millis(50), ..Options::default() };
-        let mut dataplane = tables.dataplane(Family::V4, options);
+        let mut dataplane = tables.dataplane(Family::V4, &options);
         full_sync(&mut dataplane, &tables, &cluster);
         let expected = tables.rules(Family::V4);
         for table in ["mangle", "nat", "filter"] {
@@ -127,32 +127,30 @@ fn a_flush_is_noticed_and_repaired() {
                 tables.run(Family::V4, "", &["-w", "5", "-t", table, flush], "").unwrap();
             }
         }
-        let told = wait_for_tampering(&mut dataplane, &tables);
-        // By its canary, or by the kernel's word on the first chain that went.
+        let what = wait_for_tampering(&mut dataplane, &tables);
+        // By its canary, or by the kernel's notification of the first chain that went.
         let expected_word = if variant == Variant::Legacy { "KUBE-PROXY-CANARY" } else { "KUBE-" };
-        assert!(told.contains(expected_word), "{told}");
+        assert!(what.contains(expected_word), "{what}");
         let report = sync(&mut dataplane, &tables, &cluster, &Changes::default()).unwrap();
         assert!(report.full, "even if the engine forgets to ask for it");
         assert_same(&tables.rules(Family::V4), &expected, "after the flush");
     }
 }
 
-/// Where the kernel tells of changes, nobody has to look.
+/// The kernel sends notifications of changes there.
 #[test]
 fn what_others_change_is_noticed_at_once_in_the_nft_variant() {
     let cluster = reference_cluster(recorded_settings());
     for family in Family::BOTH {
         let tables = Tables::new("changes", Variant::Nft);
-        let mut dataplane = tables.dataplane(family, Options::default());
+        let mut dataplane = tables.dataplane(family, &Options::default());
         full_sync(&mut dataplane, &tables, &cluster);
         let expected = tables.rules(family);
         let no_tampering = |dataplane: &mut IptablesDataplane| {
             let _inside = tables.namespace.enter().unwrap();
             let deadline = Instant::now() + Duration::from_millis(500);
-            while let Some(left) = deadline.checked_duration_since(Instant::now()) {
-                let watch = PollFd::new(dataplane.watch_fds()[0], PollFlags::POLLIN);
-                poll(&mut [watch], u16::try_from(left.as_millis()).unwrap()).unwrap();
-                assert_eq!(dataplane.poll(Instant::now()), []);
+            while Instant::now() < deadline {
+                assert_eq!(next_notifications(dataplane, deadline), []);
             }
         };
         no_tampering(&mut dataplane);
@@ -173,8 +171,8 @@ fn what_others_change_is_noticed_at_once_in_the_nft_variant() {
             (&["-t", "nat", "-F"], "KUBE-"),
         ] {
             iptables(change);
-            let told = wait_for_tampering(&mut dataplane, &tables);
-            assert!(told.contains(what), "{change:?}: {told}");
+            let reported = wait_for_tampering(&mut dataplane, &tables);
+            assert!(reported.contains(what), "{change:?}: {reported}");
             sync(&mut dataplane, &tables, &cluster, &Changes::default()).unwrap();
             let sorted = |rules: &str| {
                 let mut lines: Vec<_> = rules.lines().map(str::to_owned).collect();
@@ -187,12 +185,12 @@ fn what_others_change_is_noticed_at_once_in_the_nft_variant() {
     }
 }
 
-/// Whoever flushes does not wait for us.
+/// A flush does not wait for us.
 #[test]
 fn what_others_change_during_a_sync_is_noticed_too() {
     let mut cluster = large_cluster(20, 3);
     let tables = Tables::new("meanwhile", Variant::Nft);
-    let mut dataplane = tables.dataplane(Family::V4, Options::default());
+    let mut dataplane = tables.dataplane(Family::V4, &Options::default());
     full_sync(&mut dataplane, &tables, &cluster);
     for round in 0..12u64 {
         cluster.apply(slice(0, if round % 2 == 0 { 4 } else { 3 }));
@@ -204,24 +202,24 @@ fn what_others_change_during_a_sync_is_noticed_too() {
             });
             sync(&mut dataplane, &tables, &cluster, &changes[Family::V4]).unwrap();
         });
-        let told = wait_for_tampering(&mut dataplane, &tables);
-        assert!(told.contains("KUBE-SERVICES"), "round {round}: {told}");
+        let what = wait_for_tampering(&mut dataplane, &tables);
+        assert!(what.contains("KUBE-SERVICES"), "round {round}: {what}");
         sync(&mut dataplane, &tables, &cluster, &Changes::default()).unwrap();
     }
 }
 
-/// While much is written nobody listens; the engine is asked to look again.
+/// Notifications are paused during a large write; the engine is asked to compare again.
 #[test]
 fn a_large_write_is_followed_by_another_look() {
     let cluster = large_cluster(200, 20);
     for variant in VARIANTS {
         let tables = Tables::new("large", variant);
-        let mut dataplane = tables.dataplane(Family::V4, Options::default());
+        let mut dataplane = tables.dataplane(Family::V4, &Options::default());
         let report = sync(&mut dataplane, &tables, &cluster, &Changes::everything()).unwrap();
         assert_eq!(
             report.missed_notifications,
             variant == Variant::Nft,
-            "{variant}: it is not listened to at all"
+            "{variant}: the legacy variant has no notifications to miss"
         );
         let report = sync(&mut dataplane, &tables, &cluster, &Changes::everything()).unwrap();
         assert_eq!((report.written, report.missed_notifications), (0, false), "{variant}");
@@ -230,11 +228,9 @@ fn a_large_write_is_followed_by_another_look() {
 
 fn wait_for_tampering(dataplane: &mut IptablesDataplane, tables: &Tables) -> String {
     let _inside = tables.namespace.enter().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while Instant::now() < deadline {
-        let watch = dataplane.watch_fds()[0];
-        poll(&mut [PollFd::new(watch, PollFlags::POLLIN)], 1000u16).unwrap();
-        if let Some(Notification::Tampered { what, .. }) = dataplane.poll(Instant::now()).pop() {
+        if let Some(Notification::Tampered { what, .. }) = next_notifications(dataplane, deadline).pop() {
             return what;
         }
     }
@@ -274,28 +270,36 @@ fn slice(number: usize, endpoints: usize) -> Event {
     Event::SliceApplied(EndpointSlice::from_manifest(&slice, &mut Interner::default()).0.unwrap())
 }
 
+/// As in kube-proxy: the endpoints of all service ports count.
 #[test]
-fn an_hour_later_a_sync_is_a_full_one_unless_the_cluster_is_large() {
-    for (endpoints, full) in [(100, true), (101, false)] {
+fn large_clusters_have_no_periodic_full_sync() {
+    let tables = Tables::new("hour", Variant::Nft);
+    let dataplane = tables.dataplane(Family::V4, &Options::default());
+    for (endpoints, interval) in [(100, Some(HOUR)), (101, None)] {
         let cluster = large_cluster(10, endpoints);
-        let tables = Tables::new("hour", Variant::Nft);
-        let mut dataplane = tables.dataplane(Family::V4, Options::default());
-        let _inside = tables.namespace.enter().unwrap();
-        let mut sync =
-            |now, changes: &Changes| dataplane.sync_at(now, cluster.desired(Family::V4), changes).unwrap();
-        let start = Instant::now();
-        assert!(sync(start, &Changes::default()).full, "the first one");
-        assert!(!sync(start + HOUR, &Changes::default()).full);
-        assert_eq!(sync(start + HOUR + Duration::from_secs(1), &Changes::default()).full, full);
+        assert_eq!(dataplane.full_sync_interval(cluster.desired(Family::V4)), interval);
     }
 }
 
-/// As with the reference, chains with and without comments stand side by side until the next full sync.
+/// A full sync is the engine's decision, however much time passes.
+#[test]
+fn a_partial_sync_stays_partial_until_the_engine_or_tampering_asks_for_more() {
+    let cluster = large_cluster(10, 10);
+    let tables = Tables::new("partial", Variant::Nft);
+    let mut dataplane = tables.dataplane(Family::V4, &Options::default());
+    assert!(sync(&mut dataplane, &tables, &cluster, &Changes::default()).unwrap().full, "the first one");
+    let _inside = tables.namespace.enter().unwrap();
+    let later = Instant::now() + 2 * HOUR;
+    let report = dataplane.sync(cluster.desired(Family::V4), &Changes::default(), later).unwrap();
+    assert!(!report.full);
+}
+
+/// As in kube-proxy, chains with and without comments stand side by side until the next full sync.
 #[test]
 fn crossing_the_limit_of_large_clusters_rewrites_only_what_changes() {
     let mut cluster = large_cluster(10, 100);
     let tables = Tables::new("large", Variant::Nft);
-    let mut dataplane = tables.dataplane(Family::V4, Options::default());
+    let mut dataplane = tables.dataplane(Family::V4, &Options::default());
     full_sync(&mut dataplane, &tables, &cluster);
     let commented = |tables: &Tables| {
         let saved = tables.save(Family::V4);

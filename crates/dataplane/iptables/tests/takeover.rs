@@ -44,7 +44,7 @@ fn equal_rules_stay_untouched() {
             let tables = Tables::new("equal", variant);
             let recorded = fixture(&format!("reference/default.{suffix}.save"));
             tables.load(family, &recorded);
-            let mut dataplane = tables.dataplane(family, Options::default());
+            let mut dataplane = tables.dataplane(family, &Options::default());
             let report = sync(&mut dataplane, &tables, &cluster, &Changes::everything()).unwrap();
             assert_same(&tables.rules(family), &canonical(&recorded), "after the take-over");
             // Only the chains to which the reference adds Services in random order may be written again.
@@ -67,11 +67,11 @@ fn other_rules_of_the_reference_are_replaced() {
     for variant in VARIANTS {
         for (family, suffix) in FAMILIES {
             let fresh = Tables::new("fresh", variant);
-            full_sync(&mut fresh.dataplane(family, Options::default()), &fresh, &cluster);
+            full_sync(&mut fresh.dataplane(family, &Options::default()), &fresh, &cluster);
             for recording in RECORDINGS {
                 let tables = Tables::new(recording, variant);
                 tables.load(family, &fixture(&format!("reference/{recording}.{suffix}.save")));
-                full_sync(&mut tables.dataplane(family, Options::default()), &tables, &cluster);
+                full_sync(&mut tables.dataplane(family, &Options::default()), &tables, &cluster);
                 assert_same(&tables.rules(family), &fresh.rules(family), &format!("{recording} taken over"));
             }
         }
@@ -84,9 +84,9 @@ fn stale_chains_of_the_reference_go() {
     for variant in VARIANTS {
         let tables = Tables::new("stale", variant);
         tables.load(Family::V4, &fixture("reference/default.v4.save"));
-        full_sync(&mut tables.dataplane(Family::V4, Options::default()), &tables, &empty);
+        full_sync(&mut tables.dataplane(Family::V4, &Options::default()), &tables, &empty);
         let fresh = Tables::new("fresh", variant);
-        full_sync(&mut fresh.dataplane(Family::V4, Options::default()), &fresh, &empty);
+        full_sync(&mut fresh.dataplane(Family::V4, &Options::default()), &fresh, &empty);
         assert_same(&tables.rules(Family::V4), &fresh.rules(Family::V4), "nothing is left of the services");
     }
 }
@@ -98,7 +98,7 @@ fn foreign_rules_survive_sync_and_cleanup() {
         let tables = Tables::new("foreign", variant);
         tables.run(Family::V4, "-restore", &["--noflush"], FOREIGN).unwrap();
         let before = tables.rules(Family::V4);
-        full_sync(&mut tables.dataplane(Family::V4, Options::default()), &tables, &cluster);
+        full_sync(&mut tables.dataplane(Family::V4, &Options::default()), &tables, &cluster);
         let _inside = tables.namespace.enter().unwrap();
         cleanup_with(&tables.programs(Family::V4)).unwrap();
         let after = tables.rules(Family::V4);
@@ -116,7 +116,7 @@ fn cleanup_leaves_what_the_references_leaves() {
             let theirs = Tables::new("theirs", variant);
             theirs.load(family, &recorded);
             let ours = Tables::new("ours", variant);
-            full_sync(&mut ours.dataplane(family, Options::default()), &ours, &cluster);
+            full_sync(&mut ours.dataplane(family, &Options::default()), &ours, &cluster);
             // What stays is what the kubelet needs: the chain, its rule (IPv4 only), and the jumps.
             let kept = canonical(&fixture(&format!("reference/cleaned.{suffix}.save")));
             for tables in [&theirs, &ours] {
@@ -139,7 +139,7 @@ fn cleanup_goes_on_after_an_error_and_tells_all() {
     let cluster = cluster(recorded_settings(), "reference/objects.json", "reference/node.json");
     for variant in VARIANTS {
         let tables = Tables::new("busy", variant);
-        full_sync(&mut tables.dataplane(Family::V4, Options::default()), &tables, &cluster);
+        full_sync(&mut tables.dataplane(Family::V4, &Options::default()), &tables, &cluster);
         // Somebody else's rules lead to two of our chains.
         let jump = |table: &str, chain: &str| {
             tables

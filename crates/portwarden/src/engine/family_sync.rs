@@ -30,15 +30,23 @@ pub(super) struct FamilySync {
     full_took: Duration,
     /// When to compare everything with the kernel, because changes by other processes may have gone unnoticed.
     compare_again: Option<Instant>,
-    /// The dataplane will say when the next attempt makes sense.
-    awaits_dataplane: bool,
+    /// A sync goes on in the background of the dataplane, which will report when the call can be repeated.
+    background: Option<Background>,
     failures: u32,
+}
+
+struct Background {
+    started: Instant,
+    /// When the dataplane is asked although it has not reported.
+    ask_again: Instant,
 }
 
 /// What became of a family that was due.
 pub(super) enum Outcome {
     /// Nothing was left to do.
     Idle,
+    /// The dataplane needs more time, and reports when the sync can be repeated.
+    Unfinished(Box<Failure>),
     /// The kernel has it.
     Done(Box<Done>),
     /// The kernel does not have all of it; the engine tries again.
@@ -58,12 +66,12 @@ pub(super) struct Done {
     pub(super) refused_now: usize,
 }
 
-/// A sync that failed.
+/// A sync that failed or needs more time.
 pub(super) struct Failure {
     pub(super) error: SyncError,
     pub(super) full: bool,
     pub(super) took: Duration,
-    /// When the engine tries again; `None` if the dataplane says when.
+    /// When the engine tries again.
     pub(super) retry: Option<Instant>,
 }
 
@@ -82,7 +90,7 @@ impl FamilySync {
             last_full: None,
             full_took: Duration::ZERO,
             compare_again: None,
-            awaits_dataplane: false,
+            background: None,
             failures: 0,
         }
     }
@@ -121,9 +129,11 @@ impl FamilySync {
         Some(self.repair.ask(now))
     }
 
-    /// The dataplane says that the failed sync can be repeated now.
-    pub(super) fn ready(&mut self) {
-        self.awaits_dataplane = false;
+    /// The sync that went on in the background can be repeated now.
+    pub(super) fn ready(&mut self, now: Instant) {
+        if let Some(background) = &mut self.background {
+            background.ask_again = now;
+        }
     }
 
     /// A Service turned out to be unusable after its sync. Returns whether that is news.
@@ -143,13 +153,12 @@ impl FamilySync {
 
     /// When there is something to do next.
     pub(super) fn next(&self, now: Instant) -> Option<Instant> {
+        if let Some(background) = &self.background {
+            return Some(background.ask_again);
+        }
         if self.failures > 0 {
-            // A dataplane that never reports back is asked again after the sync period. Otherwise, while syncs fail, the pacer's growing
-            // intervals alone decide about the next attempt.
-            return self
-                .pacer
-                .next_run()
-                .map(|at| if self.awaits_dataplane { at + self.pacing.sync_period } else { at });
+            // While syncs fail, the pacer's growing intervals alone decide about the next attempt.
+            return self.pacer.next_run();
         }
         let others = [self.repair.next(now), self.refused.next(), self.compare_again];
         others.into_iter().chain([self.pacer.next_run()]).flatten().min()
@@ -186,15 +195,23 @@ impl FamilySync {
         self.log_start(mode, desired);
         let result = dataplane.sync(desired, &self.pending, started);
         let ended = clock().instant;
+        let started = self.background.take().map_or(started, |background| background.started);
         let took = ended.saturating_duration_since(started);
-        self.pacer.finished(ended, took, result.is_ok());
+        let full = self.pending.full;
         match result {
-            Ok(report) => Outcome::Done(Box::new(self.done(report, ended, took))),
+            Err(error) if error.retry == Retry::OnNotification => {
+                let ask_again = ended + self.pacing.sync_period;
+                self.background = Some(Background { started, ask_again });
+                Outcome::Unfinished(Box::new(Failure { error, full, took, retry: Some(ask_again) }))
+            }
             Err(error) => {
+                self.pacer.finished(ended, took, false);
                 self.failures = self.failures.saturating_add(1);
-                self.awaits_dataplane = error.retry == Retry::OnNotification;
-                let retry = self.pacer.next_run().filter(|_| !self.awaits_dataplane);
-                Outcome::Failed(Box::new(Failure { error, full: self.pending.full, took, retry }))
+                Outcome::Failed(Box::new(Failure { error, full, took, retry: self.pacer.next_run() }))
+            }
+            Ok(report) => {
+                self.pacer.finished(ended, took, true);
+                Outcome::Done(Box::new(self.done(report, ended, took)))
             }
         }
     }
@@ -210,7 +227,6 @@ impl FamilySync {
 
     fn done(&mut self, mut report: Report, ended: Instant, took: Duration) -> Done {
         let changes = std::mem::take(&mut self.pending);
-        self.awaits_dataplane = false;
         if changes.full || report.full {
             (self.last_full, self.full_took) = (Some(ended), took);
             self.compare_again = None;

@@ -305,7 +305,9 @@ impl Engine {
     fn notified(&mut self, notification: Notification, now: Moment) {
         match notification {
             Notification::Tampered { family, what } => self.tampered(family, &what, now),
-            Notification::Ready { family } => self.syncs.of(family).for_each(FamilySync::ready),
+            Notification::Ready { family } => {
+                self.syncs.of(family).for_each(|sync| sync.ready(now.instant));
+            }
             Notification::Refused { family, refused } => {
                 let known = |sync: &mut FamilySync| !sync.refused_late(refused.clone(), now.instant);
                 if !self.syncs.of(family).all(known) {
@@ -406,6 +408,7 @@ impl Engine {
             match outcome {
                 Outcome::Idle => self.health.updated(family, (self.clock)().instant),
                 Outcome::Done(done) => self.succeeded(words, family, *done),
+                Outcome::Unfinished(failure) => self.unfinished(words, family, &failure),
                 Outcome::Failed(failure) => self.failed(words, family, &failure),
             }
         }
@@ -451,6 +454,12 @@ impl Engine {
         if full || done.changes.udp || !done.changes.gone.is_empty() {
             self.cleanup.request(family, full, done.changes.gone, now.instant);
         }
+    }
+
+    fn unfinished(&self, words: ModeWords, family: Family, failure: &Failure) {
+        self.metrics.mode.count(family, &failure.error.report.counts);
+        let reason = crate::logging::chain(failure.error.source.as_ref());
+        info!(ipFamily = %family, mode = words.name, reason, elapsed = ?failure.took, "The sync goes on in the background");
     }
 
     fn failed(&self, words: ModeWords, family: Family, failure: &Failure) {

@@ -48,19 +48,14 @@ impl Operations for IptablesMode {
 
     fn build(&self, context: &BuildContext<'_>) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {
         let config = context.config;
-        let build = |family: &Family| -> anyhow::Result<Box<dyn Dataplane>> {
-            let options = Options {
-                masquerade_bit: config.masquerade.bit.into(),
-                localhost_node_ports: config.localhost_node_ports,
-                sync_period: config.pacing.sync_period,
-                variant: Variant::Installed,
-            };
-            let dataplane = IptablesDataplane::new(*family, options);
-            Ok(Box::new(
-                dataplane.with_context(|| format!("cannot create the iptables proxier for {family}"))?,
-            ))
+        let options = Options {
+            masquerade_bit: config.masquerade.bit.into(),
+            localhost_node_ports: config.localhost_node_ports,
+            sync_period: config.pacing.sync_period,
+            ..Options::default()
         };
-        context.families.iter().map(build).collect()
+        let dataplane = IptablesDataplane::new(context.families, &options);
+        Ok(vec![Box::new(dataplane.context("cannot create the iptables proxier")?)])
     }
 
     fn prepare_host(&self, config: &Config) -> anyhow::Result<()> {

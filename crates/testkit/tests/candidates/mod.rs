@@ -140,19 +140,15 @@ fn start_nftables(_: &Options) -> Result<Vec<Box<dyn Dataplane>>> {
 }
 
 fn start_iptables(options: &Options, variant: Variant) -> Result<Vec<Box<dyn Dataplane>>> {
-    Family::BOTH.into_iter().map(|family| start_iptables_family(family, options, variant)).collect()
-}
-
-fn start_iptables_family(family: Family, options: &Options, variant: Variant) -> Result<Box<dyn Dataplane>> {
     // A lock of its own: tests in other namespaces must not wait for this one.
-    let programs =
-        Programs::new(family, variant).env("XTABLES_LOCKFILE", options.folder.join("xtables.lock"));
+    let lock = options.folder.join("xtables.lock");
+    let programs = Family::BOTH.map(|family| Programs::new(family, variant).env("XTABLES_LOCKFILE", &lock));
     let own = IptablesOptions {
         localhost_node_ports: options.localhost_node_ports,
         variant,
         ..IptablesOptions::default()
     };
-    Ok(Box::new(IptablesDataplane::with_programs(family, own, programs)?))
+    Ok(vec![Box::new(IptablesDataplane::with_programs(programs.into(), &own)?)])
 }
 
 /// As the engine does after a sync.

@@ -19,8 +19,9 @@ use portwarden_iptables::render::{Context, FixedRules, InvalidPackets, Mark};
 use portwarden_iptables::ruleset::Ruleset;
 use portwarden_iptables::{IptablesDataplane, Options};
 use portwarden_model::object::{EndpointSlice, Service};
-use portwarden_model::{Changes, Cluster, Dataplane, Desired, Event, Family, Interner, Settings, manifest};
+use portwarden_model::{Changes, Cluster, Desired, Event, Family, Interner, Settings, manifest};
 use portwarden_testkit::Namespace;
+use portwarden_testkit::drive::sync_to_end;
 use portwarden_xtables::{Transaction, Variant};
 use running::Running;
 
@@ -63,13 +64,13 @@ fn run(size: usize, variant: Variant, running: &Running) -> anyhow::Result<()> {
     cluster.resolve();
     let namespace = Namespace::new("bench")?;
     let _inside = namespace.enter()?;
-    let mut dataplane = IptablesDataplane::new(FAMILY, Options { variant, ..Options::default() })?;
+    let mut dataplane = IptablesDataplane::new(&[FAMILY], &Options { variant, ..Options::default() })?;
     let mut pure = Pure::default();
     let mut line = |what: &str, cluster: &Cluster, changes: &Changes, written: bool| -> anyhow::Result<()> {
         let desired = cluster.desired(FAMILY);
         let (transaction, render) = pure.sync(desired, changes);
         let times = Times::measure(running, || {
-            dataplane.sync(desired, changes, Instant::now()).map(drop).map_err(|e| anyhow::anyhow!("{e}"))
+            sync_to_end(&mut dataplane, desired, changes).map(drop).map_err(|e| anyhow::anyhow!("{e}"))
         })?;
         let (bytes, lines) =
             if written { (transaction.to_string().len(), transaction.len()) } else { (0, 0) };

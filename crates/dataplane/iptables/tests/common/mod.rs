@@ -5,26 +5,29 @@
 pub mod random;
 pub mod simulator;
 
+use std::io::Write;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use portwarden_iptables::{IptablesDataplane, Options, PACKET_COUNTERS};
 use portwarden_model::object::{EndpointSlice, Node, Service};
 use portwarden_model::{Changes, Cluster, DetectLocal, Event, Family, Interner, Kind, Settings, manifest};
 use portwarden_testkit::Namespace;
+use portwarden_testkit::drive::sync_to_end;
 pub use portwarden_testkit::saved_rules::{assert_same, canonical};
 use portwarden_xtables::{Programs, Variant};
 use serde_json::Value;
 
 pub const VARIANTS: [Variant; 2] = [Variant::Nft, Variant::Legacy];
 
-/// A file of the recorded reference.
+/// A file of the recordings of kube-proxy.
 pub fn fixture(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()))
 }
 
-/// The settings with which the reference was recorded.
+/// The settings with which kube-proxy was recorded.
 pub fn recorded_settings() -> Settings {
     Settings {
         detect_local: DetectLocal::ClusterCidr(vec![
@@ -63,7 +66,7 @@ pub fn host_addresses() -> [IpAddr; 4] {
     ["127.0.0.1", "::1", "10.200.0.2", "fd00:200::2"].map(|ip| ip.parse().unwrap())
 }
 
-/// What a source would tell about a manifest.
+/// The event that a source would send for a manifest.
 pub fn event(item: &Value) -> Option<Event> {
     let mut names = Interner::default();
     match item["kind"].as_str() {
@@ -100,9 +103,9 @@ impl Tables {
         Programs::new(family, self.variant).env("XTABLES_LOCKFILE", self.lock_file())
     }
 
-    pub fn dataplane(&self, family: Family, options: Options) -> IptablesDataplane {
+    pub fn dataplane(&self, family: Family, options: &Options) -> IptablesDataplane {
         let _inside = self.namespace.enter().unwrap();
-        IptablesDataplane::with_programs(family, options, self.programs(family)).unwrap()
+        IptablesDataplane::with_programs(vec![self.programs(family)], options).unwrap()
     }
 
     /// Runs one of the family's programs: `""` for iptables itself, or `-save`, `-restore`.
@@ -121,6 +124,20 @@ impl Tables {
             .args(arguments)
             .input(input)
             .run()
+    }
+
+    /// A restore that runs and waits for its input.
+    pub fn start_restore(&self, family: Family) -> RunningRestore {
+        let stem = if family == Family::V4 { "iptables" } else { "ip6tables" };
+        let variant = if self.variant == Variant::Nft { "nft" } else { "legacy" };
+        let _inside = self.namespace.enter().unwrap();
+        let child = Command::new(format!("{stem}-{variant}-restore"))
+            .args(["--noflush", "-w", "5"])
+            .env("XTABLES_LOCKFILE", self.lock_file())
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        RunningRestore(child)
     }
 
     pub fn save(&self, family: Family) -> String {
@@ -142,6 +159,17 @@ impl Tables {
     }
 }
 
+/// A restore that waits for its input.
+pub struct RunningRestore(Child);
+
+impl RunningRestore {
+    /// Gives it what it waits for, and waits for its end.
+    pub fn finish(mut self, input: &str) {
+        self.0.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        assert!(self.0.wait().unwrap().success());
+    }
+}
+
 /// Syncs everything.
 pub fn full_sync(dataplane: &mut IptablesDataplane, tables: &Tables, cluster: &Cluster) {
     sync(dataplane, tables, cluster, &Changes::everything()).unwrap();
@@ -157,5 +185,5 @@ pub fn sync(
     use portwarden_model::Dataplane;
     let _inside = tables.namespace.enter().unwrap();
     let desired = cluster.desired(dataplane.families()[0]);
-    dataplane.sync(desired, changes, std::time::Instant::now())
+    sync_to_end(dataplane, desired, changes)
 }

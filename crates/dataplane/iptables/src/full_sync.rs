@@ -1,17 +1,18 @@
-//! What a full sync does beyond writing rules: reads the tables back, puts the jumps in place, keeps the canaries alive.
+//! A full sync reads the tables back, writes what differs, puts the jumps in place, and keeps the canaries alive.
 
 use std::io;
+use std::sync::mpsc;
 use std::thread::{self, ScopedJoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use portwarden_model::Family;
 use portwarden_xtables::{Error, Programs, RestoreError, SavedTable, Table, Transaction};
 
 use crate::draft::{Draft, Names, SavedTables};
 use crate::jumps::{JUMPS, Jump};
-use crate::monitor::Monitor;
 use crate::names::{CANARY, FIREWALL, is_service_chain};
 use crate::ruleset::Pending;
+use crate::tampering::TamperWatch;
 
 /// Tables without Services are read within this time, usually a tenth of it; if not, there are some, and reading them takes longer than
 /// rendering.
@@ -31,41 +32,47 @@ pub(crate) struct Everything {
     missing: Missing,
 }
 
-/// Reads the tables and tells everything that is not in them as it should be. `firewall_is_written`: the transaction itself makes the
+/// Reads the tables and finds everything in them that is not as it should be. `writes_firewall`: the transaction itself creates the
 /// chain that is shared with the kubelet.
-pub(crate) fn look(
+pub(crate) fn compare(
     programs: &Programs,
-    family: Family,
-    firewall_is_written: bool,
+    writes_firewall: bool,
     pending: &Pending,
 ) -> Result<Needed, Error> {
-    let start = Instant::now();
+    let family = programs.family();
     let (drawn_up, mut saved) = thread::scope(|scope| {
-        let read = |table| {
-            let reading = thread::Builder::new().spawn_scoped(scope, move || read_table(programs, table));
+        let read = |table, was_read: mpsc::Sender<()>| {
+            let read = move || {
+                let saved = read_table(programs, table);
+                drop(was_read);
+                saved
+            };
+            let reading = thread::Builder::new().spawn_scoped(scope, read);
             reading.inspect_err(|error| unreadable(table, error))
         };
-        let (filter, nat) = (read(Table::Filter), read(Table::Nat));
+        let (was_read, nat_was_read) = mpsc::channel();
+        let (filter, nat) = (read(Table::Filter, mpsc::channel().0), read(Table::Nat, was_read));
         let is_reading = || nat.as_ref().is_ok_and(|nat| !nat.is_finished());
         let names = (!programs.splits_transactions()).then(|| Names::new(pending));
-        while names.is_some() && is_reading() && start.elapsed() < EMPTY_TABLES {
-            thread::sleep(EMPTY_TABLES / 100);
+        if names.is_some() && nat.is_ok() {
+            // Whether it has been read by then or not, both are fine.
+            let _ = nat_was_read.recv_timeout(EMPTY_TABLES);
         }
         let draft = (names.is_none() || is_reading()).then(|| {
             let mut draft = Draft::new(pending, family);
-            draft.foresee(is_reading);
+            draft.precompute_fingerprints(is_reading);
             draft
         });
         ((names, draft), SavedTables { filter: what_was_read(filter), nat: what_was_read(nat) })
     });
     let has_firewall = saved.filter.as_ref().is_some_and(|filter| filter.has_chain(FIREWALL));
-    if !has_firewall && !firewall_is_written {
+    if !has_firewall && !writes_firewall {
         programs.create_chain(Table::Filter, FIREWALL)?;
     }
     let missing = Missing::from(programs, &saved, family)?;
     let draft = match drawn_up {
         (_, Some(draft)) => draft,
-        (Some(names), None) if saved.nat.as_ref().is_some_and(|nat| names.are_new_to(nat)) => {
+        (Some(names), None) if saved.nat.as_ref().is_some_and(|nat| names.table_has_no_services(nat)) => {
             return Ok(Needed::Everything(Everything { names, missing }));
         }
         _ => Draft::new(pending, family),
@@ -80,7 +87,6 @@ impl Everything {
     pub(crate) fn restore(
         &self,
         programs: &Programs,
-        family: Family,
         pending: &Pending,
     ) -> Result<Transaction, RestoreError> {
         let mut chains: Vec<&str> = self.names.iter().collect();
@@ -88,7 +94,7 @@ impl Everything {
             chains.push(CANARY);
         }
         programs.restore_while_rendering(chains, || {
-            let mut transaction = Draft::new(pending, family).compare(&mut SavedTables::default());
+            let mut transaction = Draft::new(pending, programs.family()).compare(&mut SavedTables::default());
             self.missing.add_to(&mut transaction);
             transaction
         })
@@ -121,11 +127,11 @@ impl Missing {
     }
 }
 
-/// Puts the last canary in place. Its failure is no reason to fail: the monitor will try again.
-pub(crate) fn finish(programs: &Programs, monitor: &mut Monitor) {
+/// Puts the last canary in place. Its failure is no reason to fail: the next look at the canaries creates it.
+pub(crate) fn finish(programs: &Programs, tampering: &mut TamperWatch) {
     match programs.create_chain(Table::Mangle, CANARY) {
-        Ok(_) => monitor.armed(),
-        Err(error) => tracing::warn!(%error, "cannot make a canary chain; trying again later"),
+        Ok(_) => tampering.canaries_created(),
+        Err(error) => tracing::warn!(%error, "cannot create a canary chain; trying again later"),
     }
 }
 
