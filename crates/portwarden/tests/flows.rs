@@ -1,9 +1,10 @@
-//! A UDP client that keeps one socket open reaches a live endpoint within a second after every kind of change.
+//! A UDP client that keeps one socket open reaches a live endpoint after every kind of change.
 //!
-//! The kernel remembers where a flow goes for as long as packets come; without clean-up the client would talk to a pod that is gone.
-//! Every transition runs for both modes and both families, and a restart in between must not disturb a flow that is good.
-//! TCP connections that are established stay where they are, and new ones reach a live endpoint within the same time. Only those that
-//! began while rules were missing have to be forgotten.
+//! The kernel remembers where a flow goes for as long as packets come. Without clean-up the client would talk to a deleted pod for ever,
+//! so no timeout here has to be short.
+//! Every transition runs for both modes and both families, and a restart in between must not disturb a valid flow.
+//! Established TCP connections stay where they are, and new ones reach a live endpoint. Only connections that began while rules were
+//! missing must be deleted from conntrack.
 
 mod support;
 
@@ -14,13 +15,13 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use portwarden_testkit::probe::Connection;
 use portwarden_testkit::{Host, Topology, Transport, topology::addresses, wait};
-use support::{Rig, cluster_cidr, node, service, slice};
+use support::{Rig, TIMEOUT, cluster_cidr, node, service, slice};
 
 const V4: &str = "10.96.0.53";
 const V6: &str = "fd00:10:96::53";
 
-/// How soon a client reaches a live endpoint after a change. The change itself takes a few milliseconds.
-const SOON: Duration = Duration::from_secs(1);
+/// How long one attempt waits for an answer; it is repeated until [`TIMEOUT`] ends.
+const ATTEMPT: Duration = Duration::from_millis(100);
 
 /// Which address a client uses.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -206,10 +207,10 @@ fn address(through: Through, v4: bool) -> SocketAddr {
     }
 }
 
-/// Talks until one of these answers.
+/// Sends until one of these hosts answers.
 fn reaches(connection: &mut Connection, wanted: &[&str], what: &str) -> Result<()> {
-    connection.set_patience(Duration::from_millis(100));
-    wait::until(SOON, what, || {
+    connection.set_timeout(ATTEMPT);
+    wait::until(TIMEOUT, what, || {
         let outcome = connection.exchange().ok()?;
         outcome.host().is_some_and(|host| wanted.contains(&host)).then_some(())
     })
@@ -237,16 +238,20 @@ fn one(mode: &str, transport: Transport, transition: &Transition, v4: bool, what
     rig.objects(&objects(&rig, transport, before, before_spec, through)?)?;
     rig.start(&["--proxy-mode", mode, "--cluster-cidr", &cluster_cidr(), "--nodeport-addresses=all"])?;
     let in_force = |series: &str| rig.metric(series).unwrap_or(0.0) > 0.0;
-    rig.wait_until("the first sync", || {
-        Ok(in_force("kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv6\"}"))
+    rig.wait_until("the first sync of both families", || {
+        let synced = |family| {
+            in_force(&format!("kubeproxy_sync_proxy_rules_last_timestamp_seconds{{ip_family=\"{family}\"}}"))
+        };
+        Ok(synced("IPv4") && synced("IPv6"))
     })?;
     let client = if through == Through::ClusterIp { rig.topology.pod(2) } else { rig.topology.outside() };
-    let probe = client.probe().patience(Duration::from_millis(300));
     let to = address(through, v4);
     let is_up = !before.is_empty()
         && before_spec != GONE
         && (through != Through::NodePort || before_spec == NODE_PORT)
         && (through != Through::ExternalIp || before_spec == EXTERNAL);
+    // Only a probe that is expected to fail gives up early.
+    let probe = if is_up { client.probe() } else { client.probe().short_timeout() };
     // TCP without an endpoint has nothing to keep open.
     let open = transport == Transport::Udp || is_up;
     let (mut connection, first) = match open.then(|| probe.open(transport, to)).transpose()? {
@@ -267,8 +272,8 @@ fn one(mode: &str, transport: Transport, transition: &Transition, v4: bool, what
     match (transport, &mut connection) {
         (Transport::Udp, Some(connection)) => reaches(connection, &wanted, what).with_context(|| rig.log()),
         (_, connection) => {
-            let probe = probe.patience(Duration::from_millis(100));
-            wait::until(SOON, what, || {
+            let probe = probe.timeout(ATTEMPT);
+            wait::until(TIMEOUT, what, || {
                 let outcome = probe.send(transport, to).ok()?;
                 outcome.host().is_some_and(|host| wanted.contains(&host)).then_some(())
             })
@@ -302,11 +307,11 @@ fn a_deleted_service_lets_its_flows_go() -> Result<()> {
             [(Through::ClusterIp, rig.topology.pod(2)), (Through::NodePort, rig.topology.outside())]
         {
             let to = address(through, v4);
-            rig.wait_until("an answer", || Ok(client.probe().impatient().udp(to)?.is_answered()))?;
+            rig.wait_until("an answer", || Ok(client.probe().short_timeout().udp(to)?.is_answered()))?;
             let (mut connection, first) = client.probe().open(Transport::Udp, to)?;
             ensure!(first.is_answered(), "{first}");
             rig.objects(&[node()])?;
-            connection.set_patience(Duration::from_millis(100));
+            connection.set_timeout(ATTEMPT);
             rig.wait_until("the flow to end with its Service", || Ok(!connection.exchange()?.is_answered()))?;
             rig.objects(&objects(&rig, Transport::Udp, &["pod-0"], NODE_PORT, Through::NodePort)?)?;
             reaches(&mut connection, &["pod-0"], "the flow to come back with its Service")
@@ -332,7 +337,9 @@ fn a_restart_leaves_good_flows_alone() -> Result<()> {
         )?)?;
         rig.start_mode(mode)?;
         let to = address(Through::ClusterIp, true);
-        rig.wait_until("an answer", || Ok(rig.topology.pod(2).probe().impatient().udp(to)?.is_answered()))?;
+        rig.wait_until("an answer", || {
+            Ok(rig.topology.pod(2).probe().short_timeout().udp(to)?.is_answered())
+        })?;
         let mut flows = Vec::new();
         for _ in 0..20 {
             let (connection, first) = rig.topology.pod(2).probe().open(Transport::Udp, to)?;
@@ -390,7 +397,7 @@ fn unredirected(mode: &str, damage: [&str; 5], v4: bool) -> Result<()> {
     rig.wait_for_service(to)?;
     rig.signal(Signal::SIGSTOP)?;
     rig.command(damage[0]).args(&damage[1..]).run()?;
-    let client = rig.topology.pod(2).probe().impatient().from_port(40_001);
+    let client = rig.topology.pod(2).probe().short_timeout().from_port(40_001);
     let outcome = client.tcp(to)?;
     ensure!(!outcome.is_answered(), "without rules: {outcome}");
     rig.signal(Signal::SIGCONT)?;

@@ -55,7 +55,7 @@ fn start(rig: &mut Rig, more: &[&str]) -> Result<()> {
 }
 
 fn ask(rig: &Rig, target: SocketAddr) -> Result<Outcome> {
-    rig.node().probe().impatient().tcp(target)
+    rig.node().probe().short_timeout().tcp(target)
 }
 
 /// Who answers, of many connections from the node itself.

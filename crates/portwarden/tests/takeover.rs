@@ -17,7 +17,7 @@ use portwarden_netlink::nfacct::Accounting;
 use portwarden_testkit::probe::{Behaviour, Connection, Exchanging, Probe};
 use portwarden_testkit::saved_rules::{assert_same, canonical};
 use portwarden_testkit::{Transport, topology::addresses};
-use support::{PATIENCE, Rig};
+use support::{Rig, TIMEOUT};
 
 /// The recorded endpoints of `demo/web` and of `demo/six`, whose clients are sticky, with the pods that play them.
 const ENDPOINTS: [(&str, u16, &str); 8] = [
@@ -73,7 +73,7 @@ fn take_over(variant: &str, recording: &str) -> Result<()> {
         let expected = canonical(&fixture(&format!("default.{family}.save"))?);
         assert_same(&saved(&rig, program)?, &expected, &format!("{program} after the take-over"));
     }
-    newcomers.wait_for(PATIENCE, "answers", |tally| tally.answered() > 100)?;
+    newcomers.wait_for(TIMEOUT, "answers", |tally| tally.answered() > 100)?;
     let tally = newcomers.stop()?;
     ensure!(tally.failed() == 0, "new connections during the take-over: {tally}");
     sticky.iter().try_for_each(Sticky::is_still_served_by_its_host)?;

@@ -14,7 +14,7 @@ use portwarden_testkit::{Host, Topology, Transport, wait};
 
 /// Pods 0 to 4 can serve the web; pod 5 answers UDP.
 const WEB_PODS: u8 = 5;
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn main() -> Result<()> {
     let demo = Demo::start()?;
@@ -78,15 +78,9 @@ impl Demo {
                 .spawn_logging(log)?,
         );
         let ready = || {
-            self.client()
-                .probe()
-                .patience(Duration::from_secs(1))
-                .tcp(web())
-                .ok()?
-                .is_answered()
-                .then_some(())
+            self.client().probe().timeout(Duration::from_secs(1)).tcp(web()).ok()?.is_answered().then_some(())
         };
-        if let Err(error) = wait::until(PATIENCE, "the web service to answer", ready) {
+        if let Err(error) = wait::until(TIMEOUT, "the web service to answer", ready) {
             bail!("{error:#}; Portwarden said:\n{}", std::fs::read_to_string(self.log())?);
         }
         say(&format!(
@@ -123,7 +117,7 @@ impl Demo {
             ("service without endpoints", self.client(), None, Transport::Tcp, "10.96.0.12:80"),
         ];
         for (what, host, from, transport, to) in rows {
-            let mut probe = host.probe().impatient();
+            let mut probe = host.probe().short_timeout();
             if let Some(from) = from {
                 probe = probe.from(from.parse::<std::net::IpAddr>()?);
             }
@@ -154,7 +148,7 @@ impl Demo {
             let tally = self.client().probe().volley(Transport::Tcp, web(), 30).ok()?;
             (tally.failed() == 0).then_some(())
         };
-        wait::until(PATIENCE, "connections to avoid the dead pod", gone)?;
+        wait::until(TIMEOUT, "connections to avoid the dead pod", gone)?;
         say(&format!(
             "no new connection goes there any more, {} ms after its endpoint left the slice",
             died.elapsed().as_millis()
@@ -166,7 +160,7 @@ impl Demo {
     }
 
     fn flush_the_rules(&self) -> Result<()> {
-        title("Somebody flushes all rules of the node");
+        title("Another process flushes all rules of the node");
         let (mut connection, _) = self.client().probe().open(Transport::Tcp, web())?;
         say("$ nft flush ruleset");
         self.topology.node().command("nft").args(["flush", "ruleset"]).run()?;
@@ -174,13 +168,13 @@ impl Demo {
         let works = || {
             self.client()
                 .probe()
-                .patience(Duration::from_millis(50))
+                .timeout(Duration::from_millis(50))
                 .tcp(web())
                 .ok()?
                 .is_answered()
                 .then_some(())
         };
-        wait::until(PATIENCE, "the rules to be repaired", works)?;
+        wait::until(TIMEOUT, "the rules to be repaired", works)?;
         say(&format!("repaired: a new connection succeeds {} ms later", flushed.elapsed().as_millis()));
         ensure!(connection.exchange()?.is_answered(), "the connection from before the flush is broken");
         say("the connection that was open before is still the same");
@@ -205,7 +199,7 @@ impl Demo {
     fn finish(self) -> Result<()> {
         title("Cleaning up");
         if let Some(process) = self.portwarden.borrow_mut().take() {
-            say(&format!("SIGTERM: {}", process.terminate(PATIENCE)?));
+            say(&format!("SIGTERM: {}", process.terminate(TIMEOUT)?));
         }
         say("$ portwarden --cleanup");
         self.topology.node().command(&self.binary.display().to_string()).arg("--cleanup").run()?;

@@ -1,4 +1,4 @@
-//! Manifests for tests, complete by themselves and changed only where a test cares.
+//! Builders for manifests in tests: complete objects, changed only where a test needs it.
 //!
 //! ```
 //! use portwarden_testkit::build::{endpoint, port, service, slice};

@@ -30,7 +30,7 @@ impl Trial {
     }
 }
 
-/// Does what the command line asks for, and tells at the end how many passed in which group; `remarks` come with that.
+/// Executes the command line, and reports at the end how many passed in which group; `remarks` come with that.
 pub fn main(trials: &[Trial], remarks: &[String]) -> ExitCode {
     match Request::parse(std::env::args().skip(1)) {
         Err(error) => {

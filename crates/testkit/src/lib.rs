@@ -2,7 +2,7 @@
 //!
 //! The bench every dataplane is tried on: a small dual-stack cluster made of real network namespaces
 //! ([`topology`]), and probes that send real TCP and UDP through it and say what became of them ([`probe`]). A [`rig`] puts a
-//! dataplane into it, the [`oracle`] knows what must come out, and [`scenario`]s tell it in words.
+//! dataplane into it, the [`oracle`] predicts the outcome, and [`scenario`]s describe it in files.
 
 pub mod apiserver;
 pub mod build;

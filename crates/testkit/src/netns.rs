@@ -73,7 +73,7 @@ impl Namespace {
         Ok(Entered { previous, stays_on_thread: PhantomData })
     }
 
-    /// Runs `work` inside, on a thread of its own, and waits for it. A panic in `work` goes on in the caller.
+    /// Runs `work` inside, on a thread of its own, and waits for it. A panic in `work` continues in the caller.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         on_thread(self.name(), || {
             let _entered = self.enter()?;

@@ -26,7 +26,7 @@ pub struct Mode {
     pub guards_cluster_ips: bool,
     /// Connections of an endpoint to itself are masqueraded also for endpoints on other nodes.
     pub remote_hairpin: bool,
-    /// Source ranges hold also for a Service that has no endpoints; else everybody is refused.
+    /// Source ranges hold also for a Service that has no endpoints; else every client is refused.
     pub ranges_without_endpoints: bool,
     /// External addresses without endpoints are refused to processes of the node too; else their packets pass.
     pub refuses_own_host: bool,
@@ -35,7 +35,7 @@ pub struct Mode {
     /// Of several frontends with the same address and port, any may get a packet: the first rule that forwards it decides. Else only
     /// that which the model has chosen.
     pub contested_frontends: bool,
-    /// A node port that nobody serves is refused or dropped on all local addresses; else only on those where node ports answer.
+    /// A node port without a server is refused or dropped on all local addresses; else only on those where node ports answer.
     pub dead_node_ports_everywhere: bool,
     /// Connections end on the node, and others go from there to endpoints: endpoints see the node's address, one that does not answer is skipped, and
     /// an ICMP error for a datagram does not reach the client.
@@ -106,7 +106,7 @@ enum Origin {
 }
 
 impl<'a> Packet<'a> {
-    /// A packet from the address that the host would choose by itself.
+    /// A packet from the address that the host would choose.
     pub fn new(topology: &Topology, from: &'a Host, transport: Transport, to: SocketAddr) -> Packet<'a> {
         let to_itself = from.owns(to.ip()) || (to.ip().is_loopback());
         let own_bridge =
@@ -327,7 +327,7 @@ impl<'a> Oracle<'a> {
         }
     }
 
-    /// Nobody translates the packet: whoever has the address gets it.
+    /// The packet is not translated: the host with the address gets it.
     fn untranslated(&self, packet: &Packet<'_>) -> Expected {
         let desired = self.desired(packet);
         let to = packet.to.ip();
@@ -349,7 +349,7 @@ impl<'a> Oracle<'a> {
         expected
     }
 
-    /// Whoever has the address answers, refuses, or does not exist.
+    /// The host with the address answers, refuses, or does not exist.
     fn at_server(&self, transport: Transport, source: IpAddr, to: SocketAddr, expected: &mut Expected) {
         let owner =
             if self.is_node(to.ip()) { Some(self.topology.node()) } else { self.topology.owner(to.ip()) };

@@ -56,9 +56,9 @@ pub struct History {
 /// What the operator set.
 #[derive(Clone, Debug)]
 pub struct Operator {
-    /// How pods are told.
+    /// How pod traffic is identified.
     pub detect_local: DetectLocal,
-    /// Whether everybody is masqueraded at cluster addresses.
+    /// Whether all traffic to cluster addresses is masqueraded.
     pub masquerade_all: bool,
     /// Where node ports answer; the dataplane's default if not given.
     pub node_port_addresses: Option<Vec<NodePortRange>>,

@@ -207,7 +207,7 @@ impl Rig {
 }
 
 impl Object {
-    /// What a source would tell about it.
+    /// The event of a source for it.
     pub fn event(&self, names: &mut Interner) -> Event {
         match self {
             Object::Service(service) => Service::from_manifest(service, names)
@@ -221,7 +221,7 @@ impl Object {
         }
     }
 
-    /// What a source would tell when it is gone.
+    /// The event of a source for its deletion.
     pub fn deletion(&self) -> Event {
         let name = |metadata: &manifest::Metadata| NamespacedName::new(&metadata.namespace, &metadata.name);
         match self {

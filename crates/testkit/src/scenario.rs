@@ -74,7 +74,7 @@ impl Scenario {
         Ok(())
     }
 
-    /// Plays it. An error tells the line of the step that did not go as written.
+    /// Runs it. An error has the line of the step that failed.
     pub fn run(&self, candidate: Candidate) -> Result<()> {
         run::run(&self.content, candidate).with_context(|| {
             format!("{} on {}: {}", self.file.display(), candidate.name, self.content.description.trim())

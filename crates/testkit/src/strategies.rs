@@ -1,7 +1,7 @@
 //! Any cluster at random, as manifests, for tests of pure code.
 //!
-//! Names, addresses and ports come from small supplies, so that Services quarrel over addresses, slices repeat endpoints and hints sometimes
-//! name this node; now and then a value is nonsense. A [`Shape`] holds the supplies. For clusters that packets can be sent through, see
+//! Names, addresses and ports come from small supplies, so that Services claim the same addresses, slices repeat endpoints and hints sometimes
+//! name this node; some values are invalid. A [`Shape`] holds the supplies. For clusters that packets can be sent through, see
 //! [`crate::random`].
 //!
 //! ```
@@ -52,8 +52,8 @@ pub struct Shape {
     pub source_ranges: Vec<String>,
     /// Transport protocols; one that is there more often is chosen more often.
     pub protocols: Vec<&'static str>,
-    /// Now and then, values that no API server would let through.
-    pub nonsense: bool,
+    /// Whether some values are invalid, such as no API server would accept.
+    pub invalid: bool,
 }
 
 impl Default for Shape {
@@ -86,7 +86,7 @@ impl Default for Shape {
                 "2001:db8::/32",
             ]),
             protocols: vec!["TCP", "TCP", "TCP", "UDP", "UDP", "SCTP"],
-            nonsense: true,
+            invalid: true,
         }
     }
 }
@@ -172,7 +172,7 @@ pub fn services(shape: &Shape) -> impl Strategy<Value = manifest::Service> + use
     })
 }
 
-/// EndpointSlices: their names do not tell of which Service they are, so that a later version can move to another one.
+/// EndpointSlices: their names do not depend on their Service, so that a later version can move to another one.
 pub fn slices(shape: &Shape) -> impl Strategy<Value = manifest::EndpointSlice> + use<> {
     let names = (0..shape.slices.max(1), 0..shape.services.max(1));
     let family = prop_oneof![3 => Just(Family::V4), 2 => Just(Family::V6)];
@@ -313,7 +313,7 @@ struct ExternalAddresses {
 }
 
 fn external_addresses(shape: &Shape) -> impl Strategy<Value = ExternalAddresses> + use<> {
-    // A cluster address among the external ones is a quarrel that happens.
+    // A cluster address among the external ones is a conflict that occurs in practice.
     let ips: Vec<IpAddr> = shape.external_ips.iter().chain(shape.cluster_ips.first()).copied().collect();
     let odd = odd(shape);
     let text = prop_oneof![
@@ -441,9 +441,9 @@ fn few<T: Clone + std::fmt::Debug + 'static>(
     prop_oneof![3 => Just(Vec::new()), 2 => prop::collection::vec(of, 1..3)]
 }
 
-/// How often nonsense is chosen.
+/// How often an invalid value is chosen.
 fn odd(shape: &Shape) -> u32 {
-    u32::from(shape.nonsense)
+    u32::from(shape.invalid)
 }
 
 fn weighted(values: &[(u32, &'static str)]) -> impl Strategy<Value = String> + use<> {

@@ -38,7 +38,7 @@ pub enum PodNetwork {
     Bridge,
 }
 
-/// What to build; one pod on each node unless told otherwise.
+/// What to build; one pod on each node by default.
 #[derive(Clone, Debug)]
 pub struct Builder {
     pods: u8,

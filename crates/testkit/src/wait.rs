@@ -8,15 +8,15 @@ use anyhow::{Result, bail};
 /// Time between two looks at a condition that nothing announces.
 const INTERVAL: Duration = Duration::from_millis(2);
 
-/// Asks again and again until `condition` gives a value, at most for `patience`.
-pub fn until<T>(patience: Duration, what: &str, mut condition: impl FnMut() -> Option<T>) -> Result<T> {
-    let deadline = Instant::now() + patience;
+/// Repeats `condition` until it returns a value, at most for `timeout`.
+pub fn until<T>(timeout: Duration, what: &str, mut condition: impl FnMut() -> Option<T>) -> Result<T> {
+    let deadline = Instant::now() + timeout;
     loop {
         if let Some(value) = condition() {
             return Ok(value);
         }
         if Instant::now() >= deadline {
-            bail!("waited {patience:?} in vain for {what}");
+            bail!("timed out after {timeout:?} waiting for {what}");
         }
         thread::sleep(INTERVAL);
     }

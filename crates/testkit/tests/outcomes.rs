@@ -60,7 +60,7 @@ fn a_pod_reaches_itself_only_when_masqueraded() {
         for (transport, front) in
             TRANSPORTS.into_iter().flat_map(|transport| fronts().map(|front| (transport, front)))
         {
-            let probe = if answered { pod.probe() } else { pod.probe().impatient() };
+            let probe = if answered { pod.probe() } else { pod.probe().short_timeout() };
             let outcome = probe.send(transport, front).unwrap();
             if answered {
                 assert_eq!(outcome.host(), Some("pod-0"), "{transport:?} {front}: {outcome}");
@@ -92,7 +92,7 @@ fn rejected_is_not_dropped_and_a_reset_is_not_an_icmp_message() {
                 for client in clients(&topology) {
                     for front in fronts() {
                         scope.spawn(move || {
-                            let outcome = client.probe().impatient().send(transport, front).unwrap();
+                            let outcome = client.probe().short_timeout().send(transport, front).unwrap();
                             let name = client.name();
                             assert_eq!(&outcome, expected, "{verdict}: {transport:?} from {name} to {front}");
                         });
@@ -152,7 +152,7 @@ fn servers_that_misbehave_are_told_apart() {
             pod.serve_as(transport, port, behaviour).unwrap();
             for ip in pod.ip().both() {
                 let outcome =
-                    topology.outside().probe().impatient().send(transport, (ip, port).into()).unwrap();
+                    topology.outside().probe().short_timeout().send(transport, (ip, port).into()).unwrap();
                 assert_eq!(outcome, expected, "{behaviour:?} {transport:?} {ip}");
             }
         }

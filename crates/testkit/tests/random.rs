@@ -165,8 +165,8 @@ fn fire(rig: &Rig, shots: &[Shot], memory: &mut Memory) -> Result<()> {
 
 fn send(probe: &Probe, packet: &Packet<'_>, expected: &Expected) -> Result<Outcome> {
     let probe = match (expected.is_silence(), expected.dropped) {
-        (true, _) => probe.clone().impatient(),
-        (false, true) => probe.clone().patience(DOUBTFUL),
+        (true, _) => probe.clone().short_timeout(),
+        (false, true) => probe.clone().timeout(DOUBTFUL),
         (false, false) => probe.clone(),
     };
     probe.send(packet.transport, packet.to)
@@ -176,7 +176,7 @@ fn describe(packet: &Packet<'_>) -> String {
     format!("{:?} from {} ({}) to {}", packet.transport, packet.from.name(), packet.source, packet.to)
 }
 
-/// Turns a shot into a packet of this cluster as it is now.
+/// Turns a shot into a packet of the current cluster.
 fn aim<'a>(rig: &'a Rig, shot: &Shot) -> (Packet<'a>, Probe) {
     let topology = rig.topology();
     let transport = if shot.udp { Transport::Udp } else { Transport::Tcp };
@@ -205,7 +205,7 @@ fn sender<'a>(topology: &'a Topology, shot: &Shot, to: IpAddr) -> (&'a Host, Opt
     (host, (host.addresses().len() > 1 && !own_target).then_some(own))
 }
 
-/// Mostly an address of a Service, sometimes a node port somewhere, seldom an address that nobody has.
+/// Mostly an address of a Service, sometimes a node port somewhere, rarely an unused address.
 fn target(rig: &Rig, shot: &Shot, family: Family, transport: Transport) -> (SocketAddr, Transport) {
     let desired = rig.cluster().desired(family);
     let mut frontends: Vec<(Option<IpAddr>, u16, Transport)> = Vec::new();
@@ -238,8 +238,8 @@ fn target(rig: &Rig, shot: &Shot, family: Family, transport: Transport) -> (Sock
             (SocketAddr::new(*shot.variant.get(&own), port), transport)
         }
         _ => {
-            let nobody = [SERVICE_CIDR.host(200), SERVICE_CIDR.host(10), VIPS.host(9), NODE];
-            (SocketAddr::new(shot.target.get(&nobody).like(like), 79), transport)
+            let unused = [SERVICE_CIDR.host(200), SERVICE_CIDR.host(10), VIPS.host(9), NODE];
+            (SocketAddr::new(shot.target.get(&unused).like(like), 79), transport)
         }
     }
 }

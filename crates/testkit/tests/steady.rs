@@ -188,7 +188,7 @@ fn talk(host: &Host, to: SocketAddr) -> Result<Exchanging> {
 }
 
 fn load(host: &Host, to: SocketAddr) -> Result<Load> {
-    let load = host.probe().patience(LONG).load(Transport::Tcp, to, 100)?;
+    let load = host.probe().timeout(LONG).load(Transport::Tcp, to, 100)?;
     load.wait_for(LONG, "the first answer", |tally| tally.answered() > 0)?;
     Ok(load)
 }

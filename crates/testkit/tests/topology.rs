@@ -104,7 +104,7 @@ fn service_addresses_vanish_without_rules() {
         for client in clients {
             for ip in [SERVICE_CIDR.host(10), VIPS.host(13)].into_iter().flat_map(|ip| ip.both()) {
                 scope.spawn(move || {
-                    let outcome = client.probe().impatient().tcp(SocketAddr::new(ip, 80)).unwrap();
+                    let outcome = client.probe().short_timeout().tcp(SocketAddr::new(ip, 80)).unwrap();
                     assert_eq!(outcome, Outcome::Dropped, "{} to {ip}: {outcome}", client.name());
                 });
             }

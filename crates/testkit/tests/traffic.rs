@@ -81,12 +81,12 @@ fn an_exchange_that_times_out_does_not_spoil_the_next() {
     let client = topology.outside().ip().v4;
     for transport in TRANSPORTS {
         let (mut connection, _) =
-            topology.outside().probe().impatient().open(transport, fronts()[0]).unwrap();
+            topology.outside().probe().short_timeout().open(transport, fronts()[0]).unwrap();
         rules(&topology, &(translate(topology.pod(0).ip()) + &silence(client.into())));
         let expected = if transport == Transport::Tcp { Outcome::Stalled } else { Outcome::Dropped };
         assert_eq!(connection.exchange().unwrap(), expected);
         rules(&topology, &translate(topology.pod(0).ip()));
-        connection.set_patience(LONG);
+        connection.set_timeout(LONG);
         assert_eq!(connection.exchange().unwrap().host(), Some("pod-0"));
     }
 }
@@ -111,7 +111,7 @@ fn a_load_sees_no_gap_while_rules_are_replaced() {
 fn a_load_counts_failures_by_kind() {
     let topology = serving_cluster();
     rules(&topology, &meet_with("reject"));
-    let probe = topology.outside().probe().impatient();
+    let probe = topology.outside().probe().short_timeout();
     for transport in TRANSPORTS {
         let load = probe.load(transport, fronts()[1], 100).unwrap();
         load.wait_for(LONG, "a refusal", |tally| tally.failures().contains_key("refused")).unwrap();
@@ -127,7 +127,7 @@ fn a_load_counts_failures_by_kind() {
 #[test]
 fn a_load_keeps_its_rate_while_nothing_answers() {
     let topology = Topology::builder().build().unwrap();
-    let probe = topology.outside().probe().patience(Duration::from_secs(2));
+    let probe = topology.outside().probe().timeout(Duration::from_secs(2));
     let load = probe.load(Transport::Udp, fronts()[0], 100).unwrap();
     load.wait_for(LONG, "the first to give up", |tally| tally.failed() > 0).unwrap();
     // Had each waited for the one before, this would be the only one.

@@ -43,7 +43,7 @@ impl Traffic {
             let host = topology.host(target.client).context("no such host")?;
             let sender = sender.clone();
             let load =
-                host.probe().load_telling(target.transport, target.address, PER_SECOND, move |ended| {
+                host.probe().load_observed(target.transport, target.address, PER_SECOND, move |ended| {
                     let (started, ended, outcome) = (ended.started, ended.ended, ended.outcome.clone());
                     // Nobody listens any more when the soak is over.
                     let _ = sender.send(Request { target: index, started, ended, outcome, kept: false });

@@ -26,7 +26,7 @@ use crate::traffic::Traffic;
 
 /// A change reaches the kernel, and damage is repaired, within this time: after failures of the API server, up to a minute passes
 /// before it is asked again.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Every endpoint answers here.
 const TARGET_PORT: u16 = 8080;
 /// Sockets are kept to so many targets, all of the Service that always has endpoints.
@@ -182,7 +182,7 @@ impl World {
             }
             Action::Restart => {
                 if let Some(process) = self.process.take() {
-                    let status = process.terminate(PATIENCE)?;
+                    let status = process.terminate(TIMEOUT)?;
                     if !status.success() {
                         bail!("after SIGTERM the process ended with {status}");
                     }
@@ -365,11 +365,11 @@ impl World {
         self.server.apply(mark);
         self.server.load(marks);
         let written = Instant::now();
-        let probe = self.topology.node().probe().patience(Duration::from_millis(100));
+        let probe = self.topology.node().probe().timeout(Duration::from_millis(100));
         let what = format!("the kernel to have change {}", self.marks);
         let mut waiting = ips.both().to_vec();
         let process = &mut self.process;
-        wait::until(PATIENCE, &what, || {
+        wait::until(TIMEOUT, &what, || {
             if process.as_mut().is_none_or(|process| !process.is_running()) {
                 return Some(Err(anyhow!("the process ended by itself")));
             }
@@ -396,9 +396,9 @@ impl World {
             }
             let target = &self.ledger.targets[index];
             let host = self.topology.host(target.client).context("no such host")?;
-            let probe = host.probe().patience(Duration::from_millis(100));
+            let probe = host.probe().timeout(Duration::from_millis(100));
             let what = format!("damaged rules to be repaired: {target:?}");
-            wait::until(PATIENCE, &what, || {
+            wait::until(TIMEOUT, &what, || {
                 probe.send(target.transport, target.address).ok()?.is_answered().then_some(())
             })?;
         }

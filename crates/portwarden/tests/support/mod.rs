@@ -18,7 +18,7 @@ use portwarden_testkit::netns::{NamespaceCommand, Process};
 use portwarden_testkit::{Host, Topology, wait};
 
 /// Long enough for anything on a loaded machine; nothing waits for it when all is well.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where the program's servers listen on the node.
 pub(crate) const HEALTH: u16 = 10256;
@@ -127,7 +127,7 @@ impl Rig {
 
     /// Asks it to stop and tells how it ended.
     pub(crate) fn stop(&mut self) -> Result<ExitStatus> {
-        self.process.take().context("it runs")?.terminate(PATIENCE)
+        self.process.take().context("it runs")?.terminate(TIMEOUT)
     }
 
     /// Ends it without asking.
@@ -151,9 +151,8 @@ impl Rig {
 
     /// Waits for a line of its log.
     pub(crate) fn wait_for_log(&self, text: &str) -> Result<()> {
-        let found = wait::until(PATIENCE, &format!("{text:?} in the log"), || {
-            self.log().contains(text).then_some(())
-        });
+        let found =
+            wait::until(TIMEOUT, &format!("{text:?} in the log"), || self.log().contains(text).then_some(()));
         found.with_context(|| self.log())
     }
 
@@ -173,14 +172,14 @@ impl Rig {
 
     /// Waits until something answers as it should.
     pub(crate) fn wait_until(&self, what: &str, mut check: impl FnMut() -> Result<bool>) -> Result<()> {
-        let found = wait::until(PATIENCE, what, || matches!(check(), Ok(true)).then_some(()));
+        let found = wait::until(TIMEOUT, what, || matches!(check(), Ok(true)).then_some(()));
         found.with_context(|| self.log())
     }
 
     /// Waits until the node itself gets an answer from a Service.
     pub(crate) fn wait_for_service(&self, address: SocketAddr) -> Result<()> {
         self.wait_until(&format!("an answer from {address}"), || {
-            Ok(self.node().probe().impatient().tcp(address)?.is_answered())
+            Ok(self.node().probe().short_timeout().tcp(address)?.is_answered())
         })
     }
 }
@@ -199,7 +198,7 @@ pub(crate) fn cluster_cidr() -> String {
 
 fn get(address: SocketAddr, path: &str) -> Result<(u16, String)> {
     let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;

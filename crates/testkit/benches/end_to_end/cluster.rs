@@ -1,6 +1,6 @@
 //! A cluster of any size, and changes to it whose traces can be found in the kernel.
 //!
-//! Every change replaces endpoints by ones with addresses that no other endpoint has, out of a range that nothing else uses: whoever
+//! Every change replaces endpoints by ones with addresses that no other endpoint has, out of a range that nothing else uses: whatever program
 //! sees such an address in a message of the kernel knows which change it belongs to.
 
 use std::net::Ipv4Addr;

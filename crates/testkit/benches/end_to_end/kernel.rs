@@ -1,4 +1,4 @@
-//! What the kernel tells about changes of its rules, to anybody who listens: the end of the way, seen by somebody who has no part in it.
+//! Notifications of the kernel about changed rules: the end of the path, observed by a third process.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -20,7 +20,7 @@ use portwarden_testkit::Namespace;
 
 use crate::cluster::{MARKED, Mark, is_endpoint, marks_in};
 
-/// Room for what the kernel tells while nobody reads.
+/// The buffer for notifications that are not read yet.
 const BUFFER: usize = 512 << 20;
 /// The group of messages about nf_tables, 7, as a bit.
 const NFTABLES_GROUP: u32 = 1 << 6;
@@ -31,16 +31,16 @@ const COMES: [u8; 2] = [6, 12];
 /// Messages that say that something is gone.
 const GOES: [u8; 2] = [8, 14];
 
-/// Listens to the kernel until it is dropped. While somebody listens, large changes take the kernel several times as long, so this is for small
+/// Receives notifications until it is dropped. While a process receives them, large changes take the kernel several times as long, so this is for small
 /// ones.
 pub(crate) struct Listener {
-    heard: Arc<Mutex<Heard>>,
+    received: Arc<Mutex<Received>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<Result<()>>>>,
 }
 
-/// What was heard.
-pub(crate) struct Heard {
+/// The notifications so far.
+pub(crate) struct Received {
     /// When each mark was first said to be there, since it was last asked for.
     first: Vec<Option<Instant>>,
     /// How many objects with each mark are there.
@@ -59,24 +59,27 @@ impl Listener {
             open()?
         };
         let marked = usize::try_from(MARKED)?;
-        let heard =
-            Heard { first: vec![None; marked], present: vec![0; marked], last: Instant::now(), overruns: 0 };
-        let (heard, stop) = (Arc::new(Mutex::new(heard)), Arc::new(AtomicBool::new(false)));
-        let (noted, stopped) = (heard.clone(), stop.clone());
+        let received = Received {
+            first: vec![None; marked],
+            present: vec![0; marked],
+            last: Instant::now(),
+            overruns: 0,
+        };
+        let (received, stop) = (Arc::new(Mutex::new(received)), Arc::new(AtomicBool::new(false)));
+        let (noted, stopped) = (received.clone(), stop.clone());
         let thread = namespace.spawn(move || listen(&descriptor, &noted, &stopped))?;
-        Ok(Listener { heard, stop, thread: Some(thread) })
+        Ok(Listener { received, stop, thread: Some(thread) })
     }
 
-    /// What was heard so far.
-    pub(crate) fn heard(&self) -> MutexGuard<'_, Heard> {
-        lock(&self.heard)
+    pub(crate) fn received(&self) -> MutexGuard<'_, Received> {
+        lock(&self.received)
     }
 
     /// Waits until a mark is there.
-    pub(crate) fn wait_for(&self, mark: Mark, patience: Duration) -> Option<Instant> {
-        let deadline = Instant::now() + patience;
+    pub(crate) fn wait_for(&self, mark: Mark, timeout: Duration) -> Option<Instant> {
+        let deadline = Instant::now() + timeout;
         loop {
-            if let Some(at) = self.heard().first(mark) {
+            if let Some(at) = self.received().first(mark) {
                 return Some(at);
             }
             if Instant::now() >= deadline {
@@ -87,9 +90,9 @@ impl Listener {
     }
 
     /// Waits until the kernel has said nothing for a while.
-    pub(crate) fn wait_for_quiet(&self, quiet: Duration, patience: Duration) {
-        let deadline = Instant::now() + patience;
-        while self.heard().last.elapsed() < quiet && Instant::now() < deadline {
+    pub(crate) fn wait_for_quiet(&self, quiet: Duration, timeout: Duration) {
+        let deadline = Instant::now() + timeout;
+        while self.received().last.elapsed() < quiet && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -110,7 +113,7 @@ impl Drop for Listener {
     }
 }
 
-impl Heard {
+impl Received {
     /// Forgets that a mark was ever seen: it is about to be used (again).
     pub(crate) fn ask_for(&mut self, mark: Mark) {
         self.first[mark.index()] = None;
@@ -170,7 +173,7 @@ fn open() -> Result<OwnedFd> {
     Ok(descriptor)
 }
 
-fn listen(descriptor: &OwnedFd, heard: &Mutex<Heard>, stop: &AtomicBool) -> Result<()> {
+fn listen(descriptor: &OwnedFd, received: &Mutex<Received>, stop: &AtomicBool) -> Result<()> {
     let mut buffer = vec![0; 1 << 20];
     while !stop.load(Ordering::Relaxed) {
         let mut wanted = [PollFd::new(descriptor.as_fd(), PollFlags::POLLIN)];
@@ -179,14 +182,14 @@ fn listen(descriptor: &OwnedFd, heard: &Mutex<Heard>, stop: &AtomicBool) -> Resu
             match recv(descriptor.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
                 Ok(length) => {
                     let now = Instant::now();
-                    let mut heard = lock(heard);
-                    heard.last = now;
+                    let mut received = lock(received);
+                    received.last = now;
                     for (kind, message) in messages(&buffer[..length]) {
-                        marks_in(message).for_each(|mark| heard.note(kind, mark, now));
+                        marks_in(message).for_each(|mark| received.note(kind, mark, now));
                     }
                 }
                 Err(Errno::EAGAIN) => break,
-                Err(Errno::ENOBUFS) => lock(heard).overruns += 1,
+                Err(Errno::ENOBUFS) => lock(received).overruns += 1,
                 Err(error) => return Err(error).context("cannot read notifications"),
             }
         }
@@ -207,6 +210,6 @@ fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     })
 }
 
-fn lock(heard: &Mutex<Heard>) -> MutexGuard<'_, Heard> {
-    heard.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(received: &Mutex<Received>) -> MutexGuard<'_, Received> {
+    received.lock().unwrap_or_else(PoisonError::into_inner)
 }

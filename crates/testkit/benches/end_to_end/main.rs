@@ -10,7 +10,7 @@
 //! |---|---|
 //! | `cluster.rs` | objects, and changes that can be recognised |
 //! | `subject.rs` | the programs |
-//! | `kernel.rs` | what the kernel tells and has |
+//! | `kernel.rs` | notifications and rules of the kernel |
 //! | `measure.rs` | the measurements |
 //! | `result.rs`, `report.rs`, `plot.rs`, `readme.rs` | what came out |
 
@@ -97,7 +97,7 @@ fn wanted(quick: bool) -> Vec<(&'static str, Size)> {
 
 fn plan(quick: bool, ours: bool, mode: &str) -> Plan {
     let rates = if mode == "iptables" { vec![100, 1_000] } else { vec![100, 1_000, 5_000] };
-    // kube-proxy waits a second between syncs, unless told otherwise; that second shows in its lag, and is left out of its single changes.
+    // kube-proxy waits a second between syncs, by default; that second shows in its lag, and is left out of its single changes.
     let (changes, pause) = match (ours && mode == "nftables", quick) {
         (true, false) => (500, Duration::from_millis(20)),
         (true, true) => (150, Duration::from_millis(20)),
@@ -110,7 +110,7 @@ fn plan(quick: bool, ours: bool, mode: &str) -> Plan {
         pause,
         churn_rates: rates,
         churn_seconds: if quick { 5 } else { 30 },
-        patience: Duration::from_secs(if quick { 30 } else { 150 }),
+        timeout: Duration::from_secs(if quick { 30 } else { 150 }),
     }
 }
 

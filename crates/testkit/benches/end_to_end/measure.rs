@@ -38,7 +38,7 @@ pub(crate) struct Plan {
     pub(crate) churn_rates: Vec<u32>,
     pub(crate) churn_seconds: u32,
     /// How long the first sync may take.
-    pub(crate) patience: Duration,
+    pub(crate) timeout: Duration,
 }
 
 /// Measures everything.
@@ -58,13 +58,13 @@ pub(crate) fn measure(subject: &Subject, mode: &str, size: Size, plan: &Plan) ->
     listener.wait_for_quiet(Duration::from_millis(1500), Duration::from_secs(20));
     run.memory.synced = running.resident()?;
     run.change = stage.changes(&listener, plan, &mut run.notes)?;
-    tell(
+    print_line(
         &run.change
             .map_or("no change arrived".to_owned(), |times| format!("change to kernel: {}", show(times))),
     );
     for rate in &plan.churn_rates {
         let churn = stage.churn(&running, &listener, *rate, plan.churn_seconds)?;
-        tell(&format!(
+        print_line(&format!(
             "{rate} changes/s: lag {}, {} late, {} lost, {:.1} % of a core, {:.1} MB; {:.0}/s achieved",
             show(churn.lag),
             churn.late,
@@ -76,14 +76,14 @@ pub(crate) fn measure(subject: &Subject, mode: &str, size: Size, plan: &Plan) ->
         run.churn.push(churn);
     }
     let rolling = stage.roll(&listener)?;
-    tell(&format!(
+    print_line(&format!(
         "rolling update of {} services: {:.2} s, {:.1} ms behind the last write",
         rolling.services, rolling.seconds, rolling.behind
     ));
     run.rolling = Some(rolling);
     listener.wait_for_quiet(Duration::from_secs(2), Duration::from_secs(20));
     run.memory.churned = running.resident()?;
-    tell(&format!("memory: {}", show_memory(run.memory)));
+    print_line(&format!("memory: {}", show_memory(run.memory)));
     stage.verify(listener, subject, mode, &mut run)?;
     Ok(run)
 }
@@ -131,14 +131,14 @@ impl Stage {
             let began = Instant::now();
             let mut running =
                 subject.start(self.topology.node(), mode, &self.kubeconfig, self.folder.path())?;
-            let synced = self.await_sync(&mut running, plan.patience, &mut run.memory)?;
+            let synced = self.await_sync(&mut running, plan.timeout, &mut run.memory)?;
             if !synced {
-                run.notes.push(format!("not synced within {:?}; nothing else was measured", plan.patience));
-                tell(run.notes.last().map_or("", String::as_str));
+                run.notes.push(format!("not synced within {:?}; nothing else was measured", plan.timeout));
+                print_line(run.notes.last().map_or("", String::as_str));
                 return Ok(None);
             }
             times.push(began.elapsed());
-            tell(&format!("start to synced: {:.3} s", began.elapsed().as_secs_f64()));
+            print_line(&format!("start to synced: {:.3} s", began.elapsed().as_secs_f64()));
             if times.len() == plan.starts {
                 run.starts = times.len();
                 run.start_processor_seconds = Some(running.processor()?.as_secs_f64());
@@ -151,9 +151,9 @@ impl Stage {
     }
 
     /// Waits until connections to both sentinels are answered.
-    fn await_sync(&self, running: &mut Running, patience: Duration, memory: &mut Memory) -> Result<bool> {
+    fn await_sync(&self, running: &mut Running, timeout: Duration, memory: &mut Memory) -> Result<bool> {
         let (began, requests) = (Instant::now(), self.server.requests().len());
-        let probe = self.topology.node().probe().patience(Duration::from_millis(5));
+        let probe = self.topology.node().probe().timeout(Duration::from_millis(5));
         let mut waiting = SENTINELS.map(|(_, number)| ([10, 96, 0, number], 80).into()).to_vec();
         memory.start = 0;
         while let Some(target) = waiting.last() {
@@ -162,9 +162,9 @@ impl Stage {
                 continue;
             }
             if !running.process.is_running() {
-                bail!("it ended by itself; its last words:\n{}", running.last_words());
+                bail!("it ended; its last log lines:\n{}", running.last_log_lines());
             }
-            if began.elapsed() > patience {
+            if began.elapsed() > timeout {
                 return Ok(false);
             }
             if memory.start == 0 && self.server.requests().len() > requests {
@@ -187,7 +187,7 @@ impl Stage {
         for _ in 0..plan.changes {
             std::thread::sleep(plan.pause);
             let (written, marks) = self.write(listener, 1);
-            match marks.first().and_then(|mark| listener.wait_for(*mark, plan.patience)) {
+            match marks.first().and_then(|mark| listener.wait_for(*mark, plan.timeout)) {
                 Some(seen) => times.push(seen.saturating_duration_since(written)),
                 None => missed += 1,
             }
@@ -196,8 +196,7 @@ impl Stage {
             }
         }
         if missed > 0 {
-            notes
-                .push(format!("{missed} single changes did not reach the kernel within {:?}", plan.patience));
+            notes.push(format!("{missed} single changes did not reach the kernel within {:?}", plan.timeout));
         }
         Ok(Times::of(times))
     }
@@ -217,11 +216,11 @@ impl Stage {
             writes.extend(marks.into_iter().map(|mark| (mark, written)));
         }
         let wrote = began.elapsed();
-        self.settle(listener, &writes);
+        self.wait_for_all(listener, &writes);
         let used = (running.processor()? - processor).as_secs_f64();
         let elapsed = began.elapsed().as_secs_f64();
         let current = self.current();
-        let heard = listener.heard();
+        let received = listener.received();
         let mut lags = Vec::new();
         let mut churn = Churn {
             rate,
@@ -232,7 +231,7 @@ impl Stage {
             ..Churn::default()
         };
         for (mark, written) in &writes {
-            match heard.first(*mark) {
+            match received.first(*mark) {
                 Some(seen) => lags.push(seen.saturating_duration_since(*written)),
                 None if current.contains(mark) => churn.lost += 1,
                 None => churn.overtaken += 1,
@@ -259,9 +258,9 @@ impl Stage {
             }
         }
         let wrote = Instant::now();
-        self.settle(listener, &writes);
-        let heard = listener.heard();
-        let last = writes.iter().filter_map(|(mark, _)| heard.first(*mark)).max().unwrap_or(wrote);
+        self.wait_for_all(listener, &writes);
+        let received = listener.received();
+        let last = writes.iter().filter_map(|(mark, _)| received.first(*mark)).max().unwrap_or(wrote);
         Ok(Rolling {
             services,
             endpoints: services * endpoints,
@@ -271,22 +270,23 @@ impl Stage {
         })
     }
 
-    /// Whether the kernel has exactly what it should have, by what it told, and by what it has.
+    /// Whether the kernel has exactly what it should have, by its notifications, and by its rules.
     fn verify(&self, listener: Listener, subject: &Subject, mode: &str, run: &mut Run) -> Result<()> {
-        let heard = listener.heard();
-        if heard.overruns > 0 {
-            run.notes
-                .push("the kernel told more than could be read, so what it told was not checked".to_owned());
+        let received = listener.received();
+        if received.overruns > 0 {
+            run.notes.push(
+                "the kernel sent more notifications than could be read, so they were not checked".to_owned(),
+            );
         } else {
             let wanted: BTreeSet<Ipv4Addr> = self.current().into_iter().map(Mark::address).collect();
-            let mut present: BTreeSet<Ipv4Addr> = heard.present().into_iter().map(Mark::address).collect();
+            let mut present: BTreeSet<Ipv4Addr> = received.present().into_iter().map(Mark::address).collect();
             if !subject.ours {
-                // kube-proxy empties chains as a whole and removes them later; only what we do is told piece by piece.
+                // kube-proxy empties chains as a whole and removes them later; only our changes are notified one by one.
                 present.retain(|address| wanted.contains(address));
             }
             run.wrong.extend(difference("the kernel's notifications", &wanted, &present));
         }
-        drop(heard);
+        drop(received);
         listener.stop()?;
         if subject.ours && mode == "nftables" {
             let began = Instant::now();
@@ -294,13 +294,13 @@ impl Stage {
             let sentinel = self.topology.pod(0).ip().v4;
             let wanted: BTreeSet<Ipv4Addr> = self.cluster.addresses().chain([sentinel]).collect();
             run.wrong.extend(difference("a listing", &wanted, &installed));
-            tell(&format!(
+            print_line(&format!(
                 "{} endpoints compared with the kernel's in {:.1?}",
                 wanted.len(),
                 began.elapsed()
             ));
         }
-        run.wrong.iter().for_each(|wrong| tell(wrong));
+        run.wrong.iter().for_each(|wrong| print_line(wrong));
         Ok(())
     }
 
@@ -313,8 +313,8 @@ impl Stage {
     fn write_to(&mut self, listener: &Listener, service: u32, count: u32) -> (Instant, Vec<Mark>) {
         let (object, marks) = self.cluster.replace(service, count);
         {
-            let mut heard = listener.heard();
-            marks.iter().for_each(|mark| heard.ask_for(*mark));
+            let mut received = listener.received();
+            marks.iter().for_each(|mark| received.ask_for(*mark));
         }
         let now = Instant::now();
         let version = self.server.apply(object).version;
@@ -325,15 +325,15 @@ impl Stage {
     }
 
     /// Waits until all of these changes that still count are in the kernel, for a while.
-    fn settle(&self, listener: &Listener, writes: &[(Mark, Instant)]) {
+    fn wait_for_all(&self, listener: &Listener, writes: &[(Mark, Instant)]) {
         let current = self.current();
         let mut waiting: Vec<Mark> =
             writes.iter().map(|(mark, _)| *mark).filter(|mark| current.contains(mark)).collect();
         let deadline = Instant::now() + Duration::from_secs(30);
         while !waiting.is_empty() && Instant::now() < deadline {
             {
-                let heard = listener.heard();
-                waiting.retain(|mark| heard.first(*mark).is_none());
+                let received = listener.received();
+                waiting.retain(|mark| received.first(*mark).is_none());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -355,7 +355,7 @@ fn difference(source: &str, wanted: &BTreeSet<Ipv4Addr>, present: &BTreeSet<Ipv4
 }
 
 /// Shows progress.
-pub(crate) fn tell(text: &str) {
+pub(crate) fn print_line(text: &str) {
     println!("   {text}");
 }
 

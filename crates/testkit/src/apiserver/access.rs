@@ -7,7 +7,7 @@ use super::resource::{Resource, Target};
 use super::shared::Behaviour;
 use super::status::Refusal;
 
-/// Somebody who may come in.
+/// A user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
     /// The bearer token.
@@ -18,7 +18,7 @@ pub struct User {
     pub rights: Rights,
 }
 
-/// What somebody may do.
+/// The rights of a user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rights {
     /// Everything.

@@ -13,7 +13,7 @@ pub enum Fault {
     Mute,
     /// A new connection is greeted with noise instead of TLS or HTTP.
     Noise,
-    /// A new connection gets a certificate of an authority that nobody knows. Nothing happens without TLS.
+    /// A new connection gets a certificate of an unknown authority. Nothing happens without TLS.
     UntrustedCertificate,
     /// The connection is closed.
     Drop(When),
@@ -21,7 +21,7 @@ pub enum Fault {
     Reset(When),
     /// The connection stays open, and nothing goes through it any more in either direction.
     Freeze(When),
-    /// The answer never comes, or never goes on; everything else on the connection works.
+    /// The answer never comes, or never continues; everything else on the connection works.
     Silence(When),
     /// The answer comes late.
     Delay(Duration),

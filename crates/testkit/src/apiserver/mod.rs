@@ -76,7 +76,7 @@ impl Builder {
         self
     }
 
-    /// Lets somebody in; without anybody, everybody may do everything.
+    /// Adds a user. Without users, every client may do everything.
     pub fn user(mut self, token: &str, name: &str, rights: Rights) -> Builder {
         self.behaviour.users.push(User::new(token, name, rights));
         self
@@ -140,7 +140,7 @@ pub struct Written {
 }
 
 impl ApiServer {
-    /// A server without TLS that lets everybody in, unless told otherwise.
+    /// By default without TLS and open to every client.
     pub fn builder() -> Builder {
         Builder::default()
     }
@@ -246,7 +246,7 @@ impl ApiServer {
     /// Stops serving and closes all connections; objects stay.
     pub fn stop(&mut self) {
         if let Some(running) = self.running.take() {
-            // Whoever is already gone needs no telling.
+            // A closed connection needs no signal.
             let _ = running.stop.send(());
             if let Some(thread) = running.thread {
                 let _ = thread.join();

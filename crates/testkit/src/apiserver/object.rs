@@ -212,7 +212,7 @@ fn additions(object: &Object) -> Additions {
     }
 }
 
-/// Which fields somebody set.
+/// Which fields are set.
 fn managed(object: &Object) -> Value {
     let labels = metadata(object).labels.keys().map(|key| (format!("f:{key}"), json!({})));
     let labels: serde_json::Map<String, Value> = labels.collect();

@@ -24,7 +24,7 @@ use super::watch::Watch;
 /// How long a watch lasts when the client does not say.
 const WATCH_LASTS: Duration = Duration::from_secs(1800);
 
-/// Where a list goes on, in the form of a real server.
+/// Where a list continues, in the form of a real server.
 #[derive(Serialize, Deserialize)]
 struct Continue {
     v: String,

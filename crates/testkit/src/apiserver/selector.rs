@@ -38,7 +38,7 @@ struct FieldTerm {
 }
 
 impl Selection {
-    /// Reads both selectors; an unknown field is an error, as it is for a real server.
+    /// Reads both selectors; an unknown field is an error, as in a real server.
     pub(super) fn parse(
         resource: Resource,
         namespace: &str,

@@ -34,7 +34,7 @@ use super::status::Refusal;
 use super::switch::{Switch, Switched};
 use super::write::write;
 
-/// Serves until told to stop; all connections end with it.
+/// Serves until the stop signal, which closes all connections.
 pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>, mut stop: oneshot::Receiver<()>) {
     let mut connections = JoinSet::new();
     loop {

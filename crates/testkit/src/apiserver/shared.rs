@@ -20,20 +20,20 @@ pub enum StreamingLists {
     /// It sends what is asked for.
     #[default]
     Supported,
-    /// It refuses, as servers do that know of it and have it switched off.
+    /// It refuses, as servers do that have it switched off.
     Refused,
     /// It accepts, and fails with an `ERROR` event, as servers over an old etcd do.
     Failing,
-    /// It has never heard of it: all objects come, but no bookmark ends them.
+    /// It does not know it: all objects are sent, but no bookmark ends them.
     Unknown,
 }
 
 /// How the server behaves. Can be changed while it runs.
 #[derive(Debug, Clone)]
 pub struct Behaviour {
-    /// Who may come in. With nobody in here, everybody may.
+    /// The users. If empty, every client may do everything.
     pub users: Vec<User>,
-    /// What nobody may do anything with.
+    /// Resources that no user may access.
     pub forbidden: BTreeSet<Resource>,
     /// What this server does not have.
     pub missing: BTreeSet<Resource>,
@@ -107,7 +107,7 @@ impl Shared {
         result
     }
 
-    /// Tells when something was written.
+    /// Notifies of each write.
     pub(super) fn versions(&self) -> watch::Receiver<u64> {
         self.versions.subscribe()
     }

@@ -80,7 +80,7 @@ impl AsyncRead for Switched {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        // Nobody wakes a frozen connection: it can only be dropped.
+        // A frozen connection can only be dropped.
         if self.is_frozen() { Poll::Pending } else { Pin::new(&mut self.stream).poll_read(cx, buf) }
     }
 }

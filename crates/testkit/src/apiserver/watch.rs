@@ -67,7 +67,7 @@ impl Watch {
                 self.position = self.position.max(store.version());
                 events
             }
-            // Somebody threw away what was not sent yet.
+            // Events that were not sent yet were discarded.
             Err(compacted) => {
                 self.ended = true;
                 vec![error_event(self.media, &Refusal::too_old(self.position, compacted.oldest))]

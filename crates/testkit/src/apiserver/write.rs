@@ -28,7 +28,7 @@ pub(super) fn write(
     let found = store.get(target.resource, &target.namespace, &target.name);
     let object = match *method {
         Method::POST => {
-            let object = settled(target, value)?;
+            let object = checked(target, value)?;
             let name = metadata_name(&object);
             if store.get(target.resource, &target.namespace, &name).is_some() {
                 return Err(Refusal::already_exists(target, &name));
@@ -41,13 +41,13 @@ pub(super) fn write(
             if !version.is_empty() && version != found.metadata().resource_version {
                 return Err(Refusal::conflict(target));
             }
-            settled(target, value)?
+            checked(target, value)?
         }
         Method::PATCH => {
             let found = found.ok_or_else(|| Refusal::not_found(target))?;
             let mut now: Value = serde_json::from_slice(found.json()).unwrap_or_default();
             merge(&mut now, value);
-            settled(target, now)?
+            checked(target, now)?
         }
         Method::DELETE => {
             let gone = store.delete(target.resource, &target.namespace, &target.name);
@@ -91,7 +91,7 @@ fn event(store: &mut Store, method: &Method, target: &Target, mut value: Value) 
 }
 
 /// Reads an object and gives it the defaults that a proxy relies on.
-fn settled(target: &Target, value: Value) -> Result<Object, Refusal> {
+fn checked(target: &Target, value: Value) -> Result<Object, Refusal> {
     let wrong = |error: serde_json::Error| Refusal::bad_request(error.to_string());
     let mut object = parse(target.resource, value).map_err(wrong)?;
     let metadata = metadata_mut(&mut object);

@@ -54,7 +54,7 @@ impl NamespaceCommand {
         self
     }
 
-    /// What the program reads from its standard input; nothing unless told. Only [`run`](Self::run) uses it.
+    /// Sets the standard input of the program, which is empty by default. Only [`run`](Self::run) uses it.
     pub fn input(mut self, text: impl Into<Vec<u8>>) -> NamespaceCommand {
         self.input = text.into();
         self
@@ -67,7 +67,7 @@ impl NamespaceCommand {
         let mut stdin = child.stdin.take().context("the child has no standard input")?;
         let output = thread::scope(|scope| {
             // Written aside, as a program may answer before it has read everything. One that stops reading early
-            // has its reasons, which its exit status tells.
+            // has its reasons, which its exit status shows.
             let input = &self.input;
             scope.spawn(move || stdin.write_all(input).is_ok());
             child.wait_with_output()
@@ -142,19 +142,19 @@ impl Process {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Asks it to stop (SIGTERM) and waits for its end, at most for `patience`.
-    pub fn terminate(mut self, patience: Duration) -> Result<ExitStatus> {
+    /// Asks it to stop (SIGTERM) and waits for its end, at most for `timeout`.
+    pub fn terminate(mut self, timeout: Duration) -> Result<ExitStatus> {
         let id = i32::try_from(self.child.id())?;
         kill(Pid::from_raw(id), Signal::SIGTERM).with_context(|| format!("cannot stop {}", self.name))?;
         let what = format!("{} to end after SIGTERM", self.name);
-        wait::until(patience, &what, || self.child.try_wait().transpose())?
+        wait::until(timeout, &what, || self.child.try_wait().transpose())?
             .context("cannot learn how it ended")
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself; there is nobody left to tell about any other failure.
+        // It may have ended already; any other failure cannot be reported here.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

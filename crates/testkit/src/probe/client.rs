@@ -14,23 +14,23 @@ use super::{Transport, load};
 use crate::netns::Namespace;
 
 /// Long enough for an answer on a busy machine; TCP has sent its SYN three times by then.
-const PATIENT: Duration = Duration::from_secs(4);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Long enough to believe that a packet was dropped; TCP has sent its SYN once by then.
-const IMPATIENT: Duration = Duration::from_millis(300);
+/// Long enough to conclude that a packet was dropped; TCP has sent its SYN once by then.
+const SHORT_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// A client in a namespace.
 #[derive(Clone, Debug)]
 pub struct Probe {
     namespace: Namespace,
     source: Source,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Probe {
     /// A client that speaks from whatever address the kernel chooses.
     pub fn new(namespace: Namespace) -> Probe {
-        Probe { namespace, source: Source::default(), patience: PATIENT }
+        Probe { namespace, source: Source::default(), timeout: DEFAULT_TIMEOUT }
     }
 
     /// Speaks from `ip`, which must be an address of the host.
@@ -45,23 +45,23 @@ impl Probe {
         self
     }
 
-    /// Waits so long for an answer; 4 s unless told.
-    pub fn patience(mut self, patience: Duration) -> Probe {
-        self.patience = patience;
+    /// Sets how long to wait for an answer; the default is 4 s.
+    pub fn timeout(mut self, timeout: Duration) -> Probe {
+        self.timeout = timeout;
         self
     }
 
-    /// Gives up after 300 ms: for probes that are expected to be dropped, so that waiting for nothing is short.
-    pub fn impatient(self) -> Probe {
-        self.patience(IMPATIENT)
+    /// Waits for 300 ms only: for probes that are expected to be dropped, or that are repeated.
+    pub fn short_timeout(self) -> Probe {
+        self.timeout(SHORT_TIMEOUT)
     }
 
-    /// Connects, asks once, and tells what became of it.
+    /// Connects and sends one question.
     pub fn tcp(&self, target: SocketAddr) -> Result<Outcome> {
         self.send(Transport::Tcp, target)
     }
 
-    /// Sends one datagram and tells what became of it.
+    /// Sends one datagram.
     pub fn udp(&self, target: SocketAddr) -> Result<Outcome> {
         self.send(Transport::Udp, target)
     }
@@ -75,7 +75,7 @@ impl Probe {
     pub fn open(&self, transport: Transport, target: SocketAddr) -> Result<(Connection, Outcome)> {
         let mut dialogue = self.start(transport, target)?;
         let outcome = dialogue.finish()?;
-        Ok((Connection::new(dialogue, self.patience), outcome))
+        Ok((Connection::new(dialogue, self.timeout), outcome))
     }
 
     /// `count` probes as fast as they go, and how they ended.
@@ -85,11 +85,11 @@ impl Probe {
 
     /// Probes at a steady rate in the background, whether or not earlier ones are answered.
     pub fn load(&self, transport: Transport, target: SocketAddr, per_second: u32) -> Result<Load> {
-        self.load_telling(transport, target, per_second, |_| ())
+        self.load_observed(transport, target, per_second, |_| ())
     }
 
-    /// The same; what became of each probe is told on the load's own thread.
-    pub fn load_telling(
+    /// The same, and calls `listener` with each outcome, on the thread of the load.
+    pub fn load_observed(
         &self,
         transport: Transport,
         target: SocketAddr,
@@ -100,7 +100,7 @@ impl Probe {
     }
 
     pub(super) fn start(&self, transport: Transport, target: SocketAddr) -> Result<Dialogue> {
-        Dialogue::start(&self.namespace, transport, self.source, target, Instant::now() + self.patience)
+        Dialogue::start(&self.namespace, transport, self.source, target, Instant::now() + self.timeout)
     }
 
     pub(super) fn namespace(&self) -> &Namespace {

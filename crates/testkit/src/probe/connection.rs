@@ -15,26 +15,26 @@ use super::outcome::Outcome;
 #[derive(Debug)]
 pub struct Connection {
     dialogue: Dialogue,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Connection {
-    pub(super) fn new(dialogue: Dialogue, patience: Duration) -> Connection {
-        Connection { dialogue, patience }
+    pub(super) fn new(dialogue: Dialogue, timeout: Duration) -> Connection {
+        Connection { dialogue, timeout }
     }
 
     /// Asks once more on the same socket.
     pub fn exchange(&mut self) -> Result<Outcome> {
-        self.dialogue.again(Instant::now() + self.patience)?;
+        self.dialogue.again(Instant::now() + self.timeout)?;
         self.dialogue.finish()
     }
 
     /// Waits so long for an answer from now on.
-    pub fn set_patience(&mut self, patience: Duration) {
-        self.patience = patience;
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
     }
 
-    /// Goes on asking in the background, with `pause` between an answer and the next question.
+    /// Exchanges in the background, with `pause` between an answer and the next question.
     pub fn keep_exchanging(mut self, pause: Duration) -> Result<Exchanging> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -60,7 +60,7 @@ pub struct Exchanging {
 }
 
 impl Exchanging {
-    /// Ends it and tells how every exchange went.
+    /// Ends it and returns the outcomes of all exchanges.
     pub fn stop(mut self) -> Result<Tally> {
         let thread = self.signal().context("stopped before")?;
         thread.join().unwrap_or_else(|panicked| std::panic::resume_unwind(panicked))

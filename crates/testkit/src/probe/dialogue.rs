@@ -83,7 +83,7 @@ impl Dialogue {
         PollFd::new(self.socket.as_fd(), flags)
     }
 
-    /// Goes on as far as possible without waiting; the outcome, once there is one.
+    /// Advances as far as possible without waiting. Returns the outcome, once there is one.
     pub(super) fn advance(&mut self, now: Instant) -> Result<Option<Outcome>> {
         if let Some(outcome) = self.early.take() {
             return Ok(Some(outcome));

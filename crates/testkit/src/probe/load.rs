@@ -93,7 +93,7 @@ pub struct Ended {
     pub outcome: Outcome,
 }
 
-/// What is told about every probe of a load, on the load's own thread.
+/// A finished probe of a load.
 pub(super) type Listener = Box<dyn FnMut(&Ended) + Send>;
 
 /// Sends `count` probes, a limited number at a time.
@@ -134,11 +134,12 @@ impl Load {
         let namespace = probe.namespace().clone();
         let interval = Duration::from_secs(1) / per_second;
         let mut listener = listener;
-        let tell = move |ended: Ended| {
+        let report = move |ended: Ended| {
             lock(&counted).count(&ended.outcome);
             listener(&ended);
         };
-        let thread = namespace.spawn(move || steady(&probe, transport, target, interval, tell, &stopped))?;
+        let thread =
+            namespace.spawn(move || steady(&probe, transport, target, interval, report, &stopped))?;
         Ok(Load { tally, stop, thread: Some(thread) })
     }
 
@@ -147,18 +148,18 @@ impl Load {
         lock(&self.tally).clone()
     }
 
-    /// Waits until the tally so far fulfils a condition, at most for `patience`.
+    /// Waits until the tally so far fulfils a condition, at most for `timeout`.
     pub fn wait_for(
         &self,
-        patience: Duration,
+        timeout: Duration,
         what: &str,
         mut condition: impl FnMut(&Tally) -> bool,
     ) -> Result<Tally> {
-        wait::until(patience, what, || Some(self.tally()).filter(&mut condition))
+        wait::until(timeout, what, || Some(self.tally()).filter(&mut condition))
             .with_context(|| format!("the load so far: {}", self.tally()))
     }
 
-    /// Starts no more probes, waits for those under way, and tells how all ended.
+    /// Starts no more probes, waits for the pending ones, and returns the tally.
     pub fn stop(mut self) -> Result<Tally> {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().context("stopped before")?;
@@ -180,7 +181,7 @@ fn steady(
     transport: Transport,
     target: SocketAddr,
     interval: Duration,
-    mut tell: impl FnMut(Ended),
+    mut report: impl FnMut(Ended),
     stop: &AtomicBool,
 ) -> Result<()> {
     let mut under_way = UnderWay::default();
@@ -194,7 +195,7 @@ fn steady(
             under_way.push(Instant::now(), probe.start(transport, target)?);
             next += interval;
         }
-        under_way.advance(&mut tell)?;
+        under_way.advance(&mut report)?;
         under_way.wait((!stopping).then(|| next.min(Instant::now() + TICK)))?;
     }
 }
@@ -219,13 +220,13 @@ impl UnderWay {
     }
 
     /// Advances all and hands over those that ended.
-    fn advance(&mut self, mut tell: impl FnMut(Ended)) -> Result<()> {
+    fn advance(&mut self, mut report: impl FnMut(Ended)) -> Result<()> {
         let now = Instant::now();
         let mut index = 0;
         while let Some((started, dialogue)) = self.dialogues.get_mut(index) {
             match dialogue.advance(now)? {
                 Some(outcome) => {
-                    tell(Ended { started: *started, ended: Instant::now(), outcome });
+                    report(Ended { started: *started, ended: Instant::now(), outcome });
                     self.dialogues.swap_remove(index);
                 }
                 None => index += 1,

@@ -33,7 +33,7 @@ pub enum Refusal {
     PortUnreachable,
 }
 
-/// What a server told.
+/// The answer of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The name of the host that answered.

@@ -1,4 +1,4 @@
-//! Servers that tell who they are and whom they see, all on one thread.
+//! Servers that answer with their own name and the address of the client, all on one thread.
 //!
 //! Sockets belong to the namespace they were opened in, whatever thread uses them, so one loop serves all hosts.
 
@@ -93,7 +93,7 @@ impl Drop for Servers {
     }
 }
 
-/// What the thread is told.
+/// A command for the thread.
 enum Order {
     Add(Socket),
     Close { host: String, port: Option<(Transport, u16)>, done: Sender<()> },
@@ -133,7 +133,7 @@ impl Loop {
         polled.iter().take(self.sockets.len()).enumerate().filter_map(ready).collect()
     }
 
-    /// Carries out the orders that have come; false when there is nobody left to give any.
+    /// Executes the received commands; returns false when the sender is gone.
     fn obey(&mut self) -> bool {
         let mut bytes = [0; 64];
         while (&self.woken).read(&mut bytes).is_ok_and(|length| length > 0) {}
@@ -142,7 +142,7 @@ impl Loop {
                 Ok(Order::Add(socket)) => self.sockets.push(socket),
                 Ok(Order::Close { host, port, done }) => {
                     self.sockets.retain(|socket| !socket.is_of(&host, port));
-                    // Whoever asked may have given up waiting.
+                    // The sender may have stopped waiting.
                     let _ = done.send(());
                 }
                 Err(TryRecvError::Empty) => return true,
@@ -274,7 +274,7 @@ fn answer_datagrams(socket: &UdpSocket, role: &Role) -> io::Result<()> {
         if role.behaviour == Behaviour::Answer {
             let question = String::from_utf8_lossy(&buffer[..length]);
             let answer = wire::answer(question.trim_end(), &role.host, endpoint, source);
-            // A client that is out of reach notices by itself.
+            // An unreachable client notices by its timeout.
             let _ = socket.send_to(answer.as_bytes(), source);
         }
     }

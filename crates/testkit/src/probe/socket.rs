@@ -148,7 +148,7 @@ fn open(transport: Transport, target: SocketAddr) -> nix::Result<OwnedFd> {
     if transport == Transport::Tcp {
         setsockopt(&descriptor, sockopt::ReuseAddr, &true)?;
     }
-    // Has the kernel keep ICMP errors in a queue of their own: the only way to tell them from resets, and to learn
+    // Makes the kernel keep ICMP errors in a separate queue: the only way to distinguish them from resets, and to learn
     // of a rejection by this host's own rules without waiting for TCP to try again.
     if target.is_ipv4() {
         setsockopt(&descriptor, sockopt::Ipv4RecvErr, &true)?;

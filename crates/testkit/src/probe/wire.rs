@@ -16,7 +16,7 @@ pub(super) fn answer(question: &str, host: &str, endpoint: SocketAddr, source: S
     format!("{question} {host} {endpoint} {source}\n")
 }
 
-/// An answer as it is read: number, host, endpoint, source.
+/// A parsed answer: number, host, endpoint, source.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Read {
     pub(super) number: u32,

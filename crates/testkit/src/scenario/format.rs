@@ -1,4 +1,4 @@
-//! What can be written in a scenario. Unknown keys are errors; every error tells its line.
+//! What can be written in a scenario. Unknown keys are errors; every error has its line.
 
 mod objects;
 mod steps;
@@ -34,7 +34,7 @@ pub struct Content {
     /// The only dataplanes that do this, and why.
     #[serde(default)]
     pub only: BTreeMap<String, String>,
-    /// In which families it is played; both unless told.
+    /// In which families it is played; both by default.
     #[serde(default = "both")]
     pub families: Vec<FamilyName>,
     /// Who takes part.
@@ -115,7 +115,7 @@ impl Default for TopologyContent {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct SettingsContent {
-    /// How traffic of pods is told.
+    /// How pod traffic is identified.
     pub detect_local_mode: Option<DetectLocalMode>,
     /// The pod ranges for `ClusterCIDR`.
     #[serde(rename = "clusterCIDRs")]
@@ -136,7 +136,7 @@ pub struct SettingsContent {
     pub allow_service_external_ips: Option<bool>,
 }
 
-/// How traffic of pods is told, as in kube-proxy's configuration.
+/// How pod traffic is identified, as in kube-proxy's configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub enum DetectLocalMode {
     /// By source range of all pods.

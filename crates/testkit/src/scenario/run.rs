@@ -157,9 +157,9 @@ impl Play {
         for family in &self.families {
             let service = self.rig.cluster().desired(*family).service(&name);
             let service = service.with_context(|| format!("{family}: {name} is not proxied"))?;
-            let told = service.health_check.map(|told| (told.port.get(), told.local_endpoints));
+            let shown = service.health_check.map(|check| (check.port.get(), check.local_endpoints));
             let expected = check.port.map(|port| (port, check.local_endpoints));
-            ensure!(told == expected, "{family}: port and endpoints are {told:?}, expected {expected:?}");
+            ensure!(shown == expected, "{family}: port and endpoints are {shown:?}, expected {expected:?}");
         }
         Ok(())
     }

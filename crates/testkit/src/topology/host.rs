@@ -53,7 +53,7 @@ impl Host {
         self.namespace.command(program)
     }
 
-    /// A client on this host, to be told where it speaks from and how long it waits.
+    /// A client on this host; its source address and timeout can be changed.
     pub fn probe(&self) -> Probe {
         Probe::new(self.namespace.clone())
     }
@@ -73,7 +73,7 @@ impl Host {
         self.serve_as(transport, port, Behaviour::Answer)
     }
 
-    /// Listens on `port` of the primary addresses and behaves as told.
+    /// Listens on `port` of the primary addresses and behaves as given.
     pub fn serve_as(&self, transport: Transport, port: u16, behaviour: Behaviour) -> Result<()> {
         for ip in self.ip().both() {
             self.serve_on(transport, SocketAddr::new(ip, port), behaviour)?;
@@ -81,7 +81,7 @@ impl Host {
         Ok(())
     }
 
-    /// Listens on one address, which the host need not have told of (loopback, for instance).
+    /// Listens on one address, which need not be one of its primary ones (loopback, for instance).
     pub fn serve_on(&self, transport: Transport, address: SocketAddr, behaviour: Behaviour) -> Result<()> {
         self.servers.listen(&self.namespace, transport, address, behaviour)
     }

@@ -81,7 +81,7 @@ fn prepare(namespace: &Namespace, forwards: bool) -> Result<()> {
         ("net/ipv4/conf/default/send_redirects", "0"),
         ("net/ipv4/conf/all/accept_redirects", "0"),
         ("net/ipv6/conf/default/accept_redirects", "0"),
-        // Every rejected packet must be told so, not just six a second.
+        // Every rejected packet needs its ICMP error, not just six per second.
         ("net/ipv4/icmp_ratemask", "0"),
         ("net/ipv6/icmp/ratemask", UNUSED_ICMPV6_TYPE),
         // Load generators use up ports quickly.
@@ -265,7 +265,7 @@ fn host_net(ip: DualIp) -> DualNet {
     DualNet { v4: ip.v4.into(), v6: ip.v6.into() }
 }
 
-/// The Ethernet address of whoever bears an IP address.
+/// The Ethernet address of the host with an IP address.
 const MAC_HOST: u8 = 0;
 /// The Ethernet address of the other end of its cable.
 const MAC_PORT: u8 = 1;

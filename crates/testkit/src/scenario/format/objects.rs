@@ -32,7 +32,7 @@ pub struct Objects {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ServiceContent {
-    /// Its families, the primary one first; those of the scenario unless told.
+    /// Its families, the primary one first; those of the scenario by default.
     pub families: Option<Vec<FamilyName>>,
     /// Its cluster address.
     #[serde(rename = "clusterIP")]
@@ -106,7 +106,7 @@ pub struct PortContent {
     pub protocol: ProtocolName,
     /// Its number.
     pub port: u16,
-    /// The number on endpoints; the same unless told.
+    /// The number on endpoints; the same by default.
     pub target_port: Option<u16>,
     /// The number on every node.
     pub node_port: Option<u16>,
@@ -144,7 +144,7 @@ pub struct IngressContent {
 pub struct SliceContent {
     /// The Service it belongs to.
     pub service: String,
-    /// Its families: one slice is made for each; those of the scenario unless told.
+    /// Its families: one slice is made for each; those of the scenario by default.
     pub families: Option<Vec<FamilyName>>,
     /// Its ports.
     pub ports: Vec<PortContent>,
@@ -162,9 +162,9 @@ pub struct EndpointContent(pub EndpointFields);
 pub struct EndpointFields {
     /// The host it runs on, which will answer at its port.
     pub host: Option<String>,
-    /// Its address, if nobody is to answer there.
+    /// Its address, if no host answers there.
     pub address: Option<IpAddr>,
-    /// The node it runs on; that of the host unless told.
+    /// The node it runs on; that of the host by default.
     pub node: Option<String>,
     /// Takes traffic.
     pub ready: Option<bool>,

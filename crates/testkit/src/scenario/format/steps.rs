@@ -10,21 +10,21 @@ use super::text::{Names, Sender, SourceContent, Target};
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Step {
-    /// Somebody sends packets.
+    /// A host sends packets.
     Probe(Probe),
     /// Objects come or change.
     Apply(Objects),
     /// Objects go.
     Delete(Deletion),
-    /// Somebody opens a connection that stays.
+    /// A host opens a connection and keeps it.
     Connect(Connect),
     /// Something is said over such a connection.
     Exchange(Exchange),
-    /// Somebody starts to open connections at a steady rate.
+    /// A host starts to open connections at a steady rate.
     Load(LoadStart),
-    /// The load goes on until these have answered.
+    /// The load continues until these hosts have answered.
     AwaitLoad(LoadCheck),
-    /// The load ends; nobody else has answered, and nothing failed.
+    /// The load ends; no other host has answered, and nothing failed.
     EndLoad(LoadCheck),
     /// A client stops for so long that its affinity ends.
     Forget(Forget),
@@ -34,7 +34,7 @@ pub enum Step {
     Clients(Clients),
     /// The dataplane starts anew over what the kernel has.
     Restart(Restart),
-    /// What load balancers are told.
+    /// The answers for load balancers.
     HealthCheck(HealthCheckContent),
 }
 
@@ -110,7 +110,7 @@ pub struct Connect {
 pub struct Exchange {
     /// The connection.
     pub over: String,
-    /// Who answers; the same as at first unless told.
+    /// Who answers; by default the same as at first.
     #[serde(default)]
     pub answered_by: Names,
     /// How it fails.
@@ -127,7 +127,7 @@ pub struct LoadStart {
     pub from: Sender,
     /// Where to.
     pub to: Target,
-    /// How many; 100 unless told.
+    /// How many; 100 by default.
     #[serde(default = "hundred")]
     pub per_second: u32,
 }
@@ -178,7 +178,7 @@ pub struct Restart {
     pub delete: Deletion,
 }
 
-/// What load balancers are told on a health-check node port.
+/// The answer on a health-check node port.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HealthCheckContent {

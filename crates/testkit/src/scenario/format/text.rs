@@ -66,7 +66,7 @@ impl FromStr for Sender {
 
     fn from_str(text: &str) -> Result<Sender> {
         let mut words = text.split_whitespace();
-        let host = words.next().context("nobody sends; expected a host such as pod-0")?.to_owned();
+        let host = words.next().context("no sender; expected a host such as pod-0")?.to_owned();
         let ip = words.next().map(|ip| ip.parse().with_context(|| format!("{ip:?} is not an address")));
         match words.next() {
             None => Ok(Sender { host, ip: ip.transpose()? }),

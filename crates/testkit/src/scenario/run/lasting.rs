@@ -10,9 +10,9 @@ use super::Play;
 use crate::probe::{Outcome, Probe};
 
 /// How long silence must last to be believed.
-const IMPATIENCE: Duration = Duration::from_millis(300);
-/// How long a load may take to be answered by somebody new.
-const PATIENCE: Duration = Duration::from_secs(20);
+const SHORT_TIMEOUT: Duration = Duration::from_millis(300);
+/// How long it may take until another host answers a load.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 impl Play {
     pub(super) fn connect(&mut self, connect: &Connect) -> Result<()> {
@@ -34,7 +34,7 @@ impl Play {
         let mut found = false;
         for ((_, family), (connection, first)) in named {
             found = true;
-            connection.set_patience(if exchange.expect.is_some() { IMPATIENCE } else { PATIENCE });
+            connection.set_timeout(if exchange.expect.is_some() { SHORT_TIMEOUT } else { TIMEOUT });
             let outcome = connection.exchange()?;
             let expected = &exchange.answered_by.0;
             let same = first.clone().into_iter().collect::<Vec<_>>();
@@ -60,7 +60,7 @@ impl Play {
         for ((_, family), load) in self.loads.iter().filter(|((name, _), _)| *name == check.name) {
             found = true;
             let what = format!("{family}: answers of {:?}", check.answered_by.0);
-            load.wait_for(PATIENCE, &what, |tally| {
+            load.wait_for(TIMEOUT, &what, |tally| {
                 check.answered_by.0.iter().all(|host| tally.answered_by().contains_key(host))
             })?;
         }
@@ -88,7 +88,7 @@ impl Play {
 
 /// A client that expects nothing need not wait for long.
 fn with_patience(probe: Probe, expect: Option<Failure>) -> Probe {
-    if expect == Some(Failure::Dropped) { probe.impatient() } else { probe }
+    if expect == Some(Failure::Dropped) { probe.short_timeout() } else { probe }
 }
 
 fn check(outcome: &Outcome, hosts: &[String], expect: Option<Failure>) -> Result<()> {

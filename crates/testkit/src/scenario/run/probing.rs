@@ -18,7 +18,7 @@ use crate::topology::addresses::NODE;
 const FEW: u32 = 8;
 /// Enough that each of a few hosts is chosen at least once: one of five is missed less than once in a million times.
 const MANY: u32 = 96;
-/// Probes for each host, where even distribution is to be seen.
+/// Probes for each host, to check for even distribution.
 const PER_HOST: u32 = 120;
 /// How often a client that was forgotten may end up with its old endpoint by chance.
 const CHANCES: u32 = 12;
@@ -44,7 +44,7 @@ impl Play {
         Ok(())
     }
 
-    /// Returns the host that answered, if it is to be remembered.
+    /// Returns the host that answered, if the scenario needs it later.
     fn check_answers(&self, way: &Way<'_>, probe: &Probe, expected: &Expected) -> Result<Option<String>> {
         let hosts: BTreeSet<&str> = probe.answered_by.0.iter().map(String::as_str).collect();
         for host in &hosts {
@@ -162,7 +162,7 @@ fn check_failure(way: &Way<'_>, failure: Failure, expected: &Expected) -> Result
     let (probe, foretold) = match failure {
         Failure::Refused => (way.probe.clone(), Expected { refused: true, ..Expected::default() }),
         Failure::Dropped => {
-            (way.probe.clone().impatient(), Expected { dropped: true, ..Expected::default() })
+            (way.probe.clone().short_timeout(), Expected { dropped: true, ..Expected::default() })
         }
     };
     let outcome = probe.send(way.packet.transport, way.target())?;
