@@ -17,14 +17,14 @@ help:
 	@echo "make test-uml    the part of make test that needs IPVS or SCTP, in user-mode Linux (needs root)"
 	@echo "make lint    format, clippy, licences"
 	@echo "make fmt     format the code"
-	@echo "make build   the release binary, target/release/portwarden"
+	@echo "make build   the release binary, target/release/portwarden, with its symbols in portwarden.debug"
 
 setup:
 	@scripts/setup
 
 build: setup
 	@echo "== building the release binary"
-	$(CARGO) build --release --locked -p portwarden
+	@scripts/build
 
 demo: build
 	@scripts/demo
@@ -35,11 +35,14 @@ test: setup
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
 	    set -e; $(CARGO) nextest run --workspace --locked --no-fail-fast --test-threads $(TEST_THREADS) \
 	        -E 'not binary(scenarios)'; \
+	    echo "== the profiler"; \
+	    $(CARGO) nextest run --locked -p portwarden --features profiling --test profiling; \
 	    echo "== scenarios"; \
 	    $(CARGO) test --locked --quiet -p portwarden-testkit --test scenarios -- --quiet --test-threads $(TEST_THREADS); \
 	    echo "== doc tests"; $(CARGO) test --workspace --locked --doc --quiet; \
 	else \
-	    $(CARGO) test --workspace --locked --no-fail-fast -- --test-threads $(TEST_THREADS); \
+	    set -e; $(CARGO) test --workspace --locked --no-fail-fast -- --test-threads $(TEST_THREADS); \
+	    $(CARGO) test --locked -p portwarden --features profiling --test profiling; \
 	fi
 	@scripts/test-uml
 
@@ -63,6 +66,7 @@ lint:
 	$(CARGO) fmt --all --check
 	@echo "== clippy"
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy -p portwarden --all-targets --features profiling --locked -- -D warnings
 	@echo "== licences, bans, sources"
 	$(CARGO) deny --log-level error check licenses bans sources
 

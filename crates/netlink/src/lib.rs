@@ -2,7 +2,8 @@
 //!
 //! [`Socket`] speaks to one netlink protocol. On top of it, [`nftables`] holds a ruleset as values and commits
 //! [`nftables::Transaction`]s, [`conntrack`] lists and deletes flows, [`route`] lists, watches and changes links and
-//! addresses, [`nfacct`] keeps named counters, [`ipset`] keeps sets, and [`ipvs`] virtual servers. Nothing here knows of Kubernetes.
+//! addresses, [`nfacct`] keeps named counters, [`ipset`] keeps sets, and [`ipvs`] virtual servers. [`memory`]
+//! returns free memory to the kernel. Nothing here knows of Kubernetes.
 
 pub mod conntrack;
 pub mod error;
@@ -10,6 +11,7 @@ mod family;
 mod generic;
 pub mod ipset;
 pub mod ipvs;
+pub mod memory;
 pub mod nfacct;
 pub mod nftables;
 pub mod process;

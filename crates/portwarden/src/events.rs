@@ -1,11 +1,11 @@
-//! What is told through the API as Events, beside the log.
+//! Kubernetes Events about this Node and its Services, beside the log.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use portwarden_model::NamespacedName;
 use portwarden_source::kubernetes::{EventRecorder, NewEvent, Regarding, Severity};
 
-/// Takes Events, if there is an API to tell them to. Cheap to clone; never blocks.
+/// Records Events, if there is an API server. Cheap to clone; never blocks.
 #[derive(Debug, Clone, Default)]
 pub struct Events(Arc<Mutex<State>>);
 
@@ -16,7 +16,7 @@ struct State {
 }
 
 impl Events {
-    /// Tells Events to this API from now on, as the proxy of this Node. Nothing is told before.
+    /// Sends Events through this recorder, as the proxy of this Node. Earlier Events are dropped.
     pub fn attach(&self, node: &str, recorder: Option<EventRecorder>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = State { node: node.to_owned(), recorder };
     }
@@ -26,12 +26,12 @@ impl Events {
         self.on_node(Severity::Normal, "Starting", String::new());
     }
 
-    /// Something is wrong with this node's proxy.
+    /// A problem of the proxy on this node.
     pub fn node_warning(&self, reason: &str, note: String) {
         self.on_node(Severity::Warning, reason, note);
     }
 
-    /// Something is wrong with a Service.
+    /// A problem of a Service.
     pub fn service_warning(&self, service: NamespacedName, reason: &str, action: &str, note: String) {
         self.record(Severity::Warning, reason, action, note, |_| Regarding::Service(service));
     }

@@ -2,11 +2,12 @@
 
 use std::process::ExitCode;
 
-use portwarden_profiling::{SamplingAllocator, share_one_heap};
+use portwarden_netlink::memory::share_one_heap;
 
-/// The system's allocator; it looks at allocations only while profiling is switched on.
+/// The system's allocator, which takes samples of allocations while profiling is on.
+#[cfg(feature = "profiling")]
 #[global_allocator]
-static ALLOCATOR: SamplingAllocator = SamplingAllocator;
+static ALLOCATOR: portwarden_profiling::SamplingAllocator = portwarden_profiling::SamplingAllocator;
 
 fn main() -> ExitCode {
     share_one_heap();

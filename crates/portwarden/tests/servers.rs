@@ -1,4 +1,4 @@
-//! The servers survive garbage, slow and too many clients, and answer as the reference does.
+//! The servers survive garbage, slow and too many clients, and answer as kube-proxy does.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use portwarden::config::options::{VERBOSITY, Value, Values};
 use portwarden::config::{Mode, to_configz};
 use portwarden::flags::{Flags, Program};
-use portwarden::http::{Handler, Limits, Plan, Server, Sockets, bind, serve, text};
+use portwarden::http::{Handler, Limits, Server, ServerOptions, Sockets, bind, serve, text};
 use portwarden::logging::Verbosity;
 use portwarden::metrics::{BuildInfo, Metrics};
 use portwarden::status::{Identity, Pages, Shown};
@@ -15,24 +15,24 @@ use prometheus::IntCounter;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Long enough for any answer on a loaded machine; nothing waits for it when all is well.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Long enough for a loaded machine; only a failure waits for it.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn hello() -> Handler {
     Arc::new(|_| Box::pin(async { text(hyper::StatusCode::OK, "hello") }))
 }
 
 fn counter() -> IntCounter {
-    IntCounter::new("turned_away", "for this test").expect("a counter")
+    IntCounter::new("refused", "for this test").expect("a counter")
 }
 
 /// Serves on a free port.
 fn start(limits: Limits, handler: Handler) -> (SocketAddr, IntCounter) {
     let listener = bind("127.0.0.1:0".parse().expect("an address"), Sockets::OneFamily).expect("binds");
     let address = listener.local_addr().expect("bound");
-    let turned_away = counter();
-    tokio::spawn(serve(listener, limits, turned_away.clone(), handler));
-    (address, turned_away)
+    let refused = counter();
+    tokio::spawn(serve(listener, limits, refused.clone(), handler));
+    (address, refused)
 }
 
 /// Sends bytes and reads until the server closes the connection.
@@ -41,7 +41,7 @@ async fn exchange(address: SocketAddr, request: &[u8]) -> String {
     // The server may close before everything is sent.
     let _ = stream.write_all(request).await;
     let mut answer = Vec::new();
-    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await;
+    let read = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut answer)).await;
     let _ = read.expect("the server answers or closes");
     String::from_utf8_lossy(&answer).into_owned()
 }
@@ -59,7 +59,7 @@ async fn is_well(address: SocketAddr) -> bool {
 }
 
 #[tokio::test]
-async fn garbage_is_refused_and_harms_nobody() {
+async fn garbage_is_refused_and_harms_no_other_client() {
     let (address, _) = start(Limits::default(), hello());
     for garbage in [
         &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..],
@@ -91,7 +91,7 @@ async fn heads_are_bounded_in_size_and_number() {
 }
 
 #[tokio::test]
-async fn a_body_that_nobody_wants_is_not_read_for_ever() {
+async fn an_endless_body_is_not_read() {
     let (address, _) = start(Limits::default(), hello());
     let head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1000000000000\r\n\r\n";
     let answer = exchange(address, head).await;
@@ -99,20 +99,20 @@ async fn a_body_that_nobody_wants_is_not_read_for_ever() {
 }
 
 #[tokio::test]
-async fn slow_clients_are_let_go() {
+async fn slow_clients_are_disconnected() {
     let limits = Limits { header_time: Duration::from_millis(200), ..Limits::default() };
     let (address, _) = start(limits, hello());
     let mut slow = TcpStream::connect(address).await.expect("connects");
     slow.write_all(b"GET / HT").await.expect("writes");
     let mut rest = Vec::new();
-    let closed = tokio::time::timeout(PATIENCE, slow.read_to_end(&mut rest)).await;
+    let closed = tokio::time::timeout(TIMEOUT, slow.read_to_end(&mut rest)).await;
     assert!(closed.is_ok(), "a head that never ends is not waited for");
     let mut silent = TcpStream::connect(address).await.expect("connects");
-    let closed = tokio::time::timeout(PATIENCE, silent.read_to_end(&mut rest)).await;
+    let closed = tokio::time::timeout(TIMEOUT, silent.read_to_end(&mut rest)).await;
     assert!(closed.is_ok(), "nor one that never begins");
 }
 
-/// The bytes of an answer; tells when nobody holds them any more.
+/// The body of an answer; notifies when it is dropped.
 struct Held(Vec<u8>, tokio::sync::mpsc::UnboundedSender<()>);
 
 impl AsRef<[u8]> for Held {
@@ -128,7 +128,7 @@ impl Drop for Held {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_is_let_go() {
+async fn a_client_that_does_not_read_is_disconnected() {
     let limits = Limits {
         connection_time: Duration::from_millis(100),
         closing_time: Duration::from_millis(100),
@@ -144,13 +144,13 @@ async fn a_client_that_does_not_read_is_let_go() {
     let mut stream = TcpStream::connect(address).await.expect("connects");
     stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("writes");
     stream.readable().await.expect("the answer begins");
-    tokio::time::timeout(PATIENCE, drops.recv()).await.expect("the answer is given up");
+    tokio::time::timeout(TIMEOUT, drops.recv()).await.expect("the answer is given up");
 }
 
 #[tokio::test]
 async fn too_many_clients_push_out_the_oldest_and_never_the_newest() {
     let limits = Limits { connections: 8, ..Limits::default() };
-    let (address, turned_away) = start(limits, hello());
+    let (address, refused) = start(limits, hello());
     let mut held = Vec::new();
     for _ in 0..100 {
         let mut stream = TcpStream::connect(address).await.expect("connects");
@@ -160,28 +160,28 @@ async fn too_many_clients_push_out_the_oldest_and_never_the_newest() {
     }
     let mut oldest = held.remove(0);
     let mut rest = Vec::new();
-    let closed = tokio::time::timeout(PATIENCE, oldest.read_to_end(&mut rest)).await;
+    let closed = tokio::time::timeout(TIMEOUT, oldest.read_to_end(&mut rest)).await;
     assert!(closed.is_ok(), "the oldest was closed");
-    assert!(turned_away.get() >= 92, "{} turned away", turned_away.get());
+    assert!(refused.get() >= 92, "{} refused", refused.get());
 }
 
 #[tokio::test]
 async fn a_port_that_is_taken_is_an_error_or_waited_for() {
     let taken = bind("127.0.0.1:0".parse().expect("an address"), Sockets::DualStack).expect("binds");
     let address = taken.local_addr().expect("bound");
-    let plan = |hard_fail| Plan {
+    let options = |hard_fail| ServerOptions {
         name: "test",
         failure: "the test's server failed",
         address,
         hard_fail,
         limits: Limits::default(),
-        turned_away: counter(),
+        refused: counter(),
         handler: hello(),
     };
-    let error = Server::start(plan(true)).err().expect("the port is taken");
+    let error = Server::start(options(true)).err().expect("the port is taken");
     let text = error.to_string();
     assert!(text.contains("test") && text.contains(&address.to_string()), "{text}");
-    let server = Server::start(plan(false)).expect("waits");
+    let server = Server::start(options(false)).expect("waits");
     assert_eq!(server.bound(), None);
     drop(taken);
     let answered = async {
@@ -189,7 +189,7 @@ async fn a_port_that_is_taken_is_an_error_or_waited_for() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, answered).await.expect("the server gets its port in the end");
+    tokio::time::timeout(TIMEOUT, answered).await.expect("the server gets its port in the end");
     assert!(is_well(address).await);
 }
 
@@ -215,7 +215,7 @@ fn pages(profiling: bool) -> Pages {
 }
 
 #[tokio::test]
-async fn the_metrics_port_has_the_pages_of_the_reference() {
+async fn the_metrics_port_has_the_pages_of_kube_proxy() {
     let (address, _) = start(Limits::default(), pages(false).handler());
     let metrics = get(address, "/metrics", "").await;
     assert!(
@@ -258,13 +258,13 @@ async fn the_metrics_port_has_the_pages_of_the_reference() {
 }
 
 #[tokio::test]
-async fn metrics_are_compressed_for_those_who_take_it() {
+async fn metrics_are_compressed_if_the_client_accepts_it() {
     let (address, _) = start(Limits::default(), pages(false).handler());
     let mut stream = TcpStream::connect(address).await.expect("connects");
     let request = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAccept-Encoding: gzip\r\n\r\n";
     stream.write_all(request).await.expect("writes");
     let mut answer = Vec::new();
-    tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await.expect("answers").expect("reads");
+    tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut answer)).await.expect("answers").expect("reads");
     let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").expect("a head");
     let head = String::from_utf8_lossy(&answer[..end]);
     assert!(head.contains("content-encoding: gzip") && head.contains("process-start-time-unix: "), "{head}");
@@ -343,15 +343,26 @@ async fn the_verbosity_can_be_set_where_profiling_is_on() {
 }
 
 #[tokio::test]
-async fn with_profiling_on_the_process_tells_about_itself() {
+async fn with_profiling_on_the_process_describes_itself() {
     let (address, _) = start(Limits::default(), pages(true).handler());
     let moved = get(address, "/debug/pprof", "").await;
     assert!(moved.starts_with("HTTP/1.1 302") && moved.contains("location: /debug/pprof/\r\n"), "{moved}");
-    let index = get(address, "/debug/pprof/", "").await;
-    assert!(index.contains("href=\"profile?seconds=30\"") && index.contains("href=\"heap\""), "{index}");
     let threads = get(address, "/debug/pprof/threads", "").await;
     assert!(threads.lines().count() > 3, "{threads}");
     let memory = get(address, "/debug/pprof/memory", "").await;
     assert!(memory.contains("VmRSS:"), "{memory}");
     assert!(get(address, "/debug/pprof/goroutine", "").await.starts_with("HTTP/1.1 404"));
+    let index = get(address, "/debug/pprof/", "").await;
+    assert!(index.contains("href=\"memory\""), "{index}");
+    if cfg!(feature = "profiling") {
+        assert!(index.contains("href=\"profile?seconds=30\"") && index.contains("href=\"heap\""), "{index}");
+        return;
+    }
+    for page in ["profile", "heap", "allocs", "symbol"] {
+        let answer = get(address, &format!("/debug/pprof/{page}"), "").await;
+        assert!(answer.starts_with("HTTP/1.1 501"), "{page}: {answer}");
+        for text in [&index, &answer] {
+            assert!(text.contains("cargo build --release --features profiling"), "{page}: {text}");
+        }
+    }
 }

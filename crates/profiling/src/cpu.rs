@@ -76,7 +76,7 @@ pub fn cpu(duration: Duration, cancel: &Cancel) -> Result<Vec<u8>, CpuError> {
         }
         thread::sleep(left.min(ROUND));
         profiler.drain();
-        // A thread that has just ended, or a system without room for one more: the others go on.
+        // The thread has just ended, or the system has no room for one more: the others are still sampled.
         let _ = profiler.find_threads();
     }
     profiler.drain();

@@ -1,7 +1,7 @@
-//! Which allocations are looked at, and which of them still live.
+//! Samples allocations, and tracks which samples are still allocated.
 //!
-//! One allocation in every [`RATE`] bytes is looked at, at random; what it stands for is estimated from its size. A thread counts down to
-//! its next one without asking others. Frees have to find out whether theirs was one of those: a filter says no in nearly all cases.
+//! One allocation in every [`RATE`] bytes is sampled, at random, and its weight follows from its size. Each thread counts down to its next
+//! sample without locks. A free must find out whether its allocation was sampled: a filter answers no in nearly all cases.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -11,19 +11,19 @@ use std::time::SystemTime;
 
 use crate::profile::{Report, Stack, encode};
 
-/// So many bytes are allocated between two looks, on average; Go's runtime has the same rate.
+/// Bytes between two samples, on average; the same rate as in Go.
 const RATE: usize = 512 * 1024;
 
-/// Frames of a stack that are kept.
+/// The most frames of a stack.
 const DEPTH: usize = 64;
 
-/// Stacks that are told apart; further ones count as one without frames.
+/// The most different stacks; further ones count as one without frames.
 const STACKS: usize = 16 * 1024;
 
-/// Allocations that can be remembered; at the rate above they stand for many times the memory of a node.
+/// The most live samples; at the rate above they represent many times the memory of a node.
 const LIVE: usize = 60_000;
 
-/// Slots of the filter. Each fits more than all live allocations, so that it never overflows.
+/// Slots of the filter. A slot can count all live samples, so it never overflows.
 const SLOTS: usize = 1 << 16;
 
 static SAMPLING: AtomicBool = AtomicBool::new(false);
@@ -35,16 +35,16 @@ static SEED: AtomicU64 = AtomicU64::new(STEP);
 /// An odd number without a pattern in its bits (2^64 divided by the golden ratio).
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Walks the stack of the calling thread, innermost frame first, until it is told to stop.
+/// Walks the stack of the calling thread, innermost frame first, until `found` returns false.
 type Walk = fn(&mut dyn FnMut(usize) -> bool);
 
-/// What one thread needs. Plain cells without destructors: they exist as long as the thread can allocate.
+/// The state of one thread. Plain cells without destructors: they exist as long as the thread can allocate.
 struct Local {
-    /// Bytes until the next look.
+    /// Bytes until the next sample.
     left: Cell<usize>,
     /// State of the random numbers; 0 before the first.
     random: Cell<u64>,
-    /// Whether this thread is busy with the table: its own allocations then count for nothing.
+    /// Whether this thread uses the table: its allocations are then not sampled.
     busy: Cell<bool>,
 }
 
@@ -52,12 +52,12 @@ thread_local! {
     static LOCAL: Local = const { Local { left: Cell::new(0), random: Cell::new(0), busy: Cell::new(false) } };
 }
 
-/// What a heap profile shows first.
+/// The default view of a heap profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeapView {
-    /// What lives.
+    /// Memory that is still allocated.
     InUse,
-    /// What was allocated since sampling began.
+    /// All allocations since sampling began.
     Allocated,
 }
 
@@ -87,12 +87,12 @@ struct Amount {
     bytes: f64,
 }
 
-/// Starts or ends the sampling of allocations. What was allocated before is not known; an end forgets everything.
-pub fn sample_heap(wanted: bool) {
+/// Starts or ends sampling. Earlier allocations are unknown; the end discards all samples.
+pub fn sample_heap(on: bool) {
     let _busy = Busy::enter();
     let mut table = table();
-    SAMPLING.store(wanted, Ordering::Relaxed);
-    if wanted {
+    SAMPLING.store(on, Ordering::Relaxed);
+    if on {
         table.get_or_insert_default();
     } else if let Some(table) = table.take() {
         table.live.keys().for_each(|address| {
@@ -102,7 +102,7 @@ pub fn sample_heap(wanted: bool) {
     }
 }
 
-/// A heap profile, compressed as `pprof` wants it.
+/// A heap profile in the compressed format of `pprof`.
 pub fn heap(view: HeapView) -> Vec<u8> {
     encode(&Report {
         sample_types: vec![
@@ -131,7 +131,7 @@ pub fn heap(view: HeapView) -> Vec<u8> {
     })
 }
 
-/// What is known now. The table is copied, so that nobody waits while names are looked up.
+/// The profile. Copies the table first, so that no allocation waits while names are looked up.
 fn stacks() -> Vec<Stack> {
     let _busy = Busy::enter();
     let table = table();
@@ -148,7 +148,7 @@ fn stacks() -> Vec<Stack> {
     known.collect()
 }
 
-/// Takes note of an allocation. `walk` walks the caller's stack until it is told to stop.
+/// Counts an allocation. `walk` walks the caller's stack until `found` returns false.
 #[inline]
 pub(crate) fn allocated(address: usize, size: usize, walk: Walk) {
     if SAMPLING.load(Ordering::Relaxed) && address != 0 {
@@ -156,7 +156,7 @@ pub(crate) fn allocated(address: usize, size: usize, walk: Walk) {
     }
 }
 
-/// Takes note of the end of an allocation.
+/// Counts a free.
 #[inline]
 pub(crate) fn freed(address: usize) {
     if LIVE_SAMPLES.load(Ordering::Relaxed) != 0 && slot(address).load(Ordering::Relaxed) != 0 {
@@ -165,7 +165,7 @@ pub(crate) fn freed(address: usize) {
 }
 
 fn count_down(address: usize, size: usize, walk: Walk) {
-    // A thread that is about to end has no such values any more; what it allocates then is not worth a look.
+    // A thread that is about to end has no local state any more; its last allocations are not sampled.
     let is_due = LOCAL.try_with(|local| !local.busy.get() && local.reaches(size));
     if is_due == Ok(true) {
         remember(address, size, walk);
@@ -239,10 +239,10 @@ impl Amount {
 }
 
 impl Local {
-    /// Counts down by an allocation of this size. Returns whether it is to be looked at.
+    /// Counts down by an allocation of this size. Returns whether to sample it.
     fn reaches(&self, size: usize) -> bool {
         if self.random.get() == 0 {
-            // Each thread has a sequence of its own.
+            // Each thread has its own sequence.
             self.random.set(SEED.fetch_add(STEP, Ordering::Relaxed) | 1);
             self.left.set(self.distance());
         }
@@ -299,7 +299,7 @@ fn table() -> MutexGuard<'static, Option<Table>> {
 }
 
 fn slot(address: usize) -> &'static AtomicU16 {
-    // Allocations are aligned: the lowest bits tell nothing. A product's high bits depend on all others.
+    // Allocations are aligned: the lowest bits carry no information. The high bits of a product depend on all others.
     let mixed = (address as u64 >> 4).wrapping_mul(STEP) >> 48;
     &FILTER[usize::from(mixed as u16)]
 }

@@ -2,7 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `allocator.rs` | the global allocator: the system's, with a look at some allocations, and what it can give back; the only `unsafe` code |
+//! | `allocator.rs` | the global allocator: the system's, which samples allocations; the only `unsafe` code |
 //! | `heap.rs` | which allocations are looked at, and which of them still live |
 //! | `cpu.rs` | samples of all threads, taken by the kernel |
 //! | `modules.rs` | the files that code was loaded from, and how to walk their stacks |
@@ -20,7 +20,7 @@ mod profile;
 pub mod proto;
 mod symbols;
 
-pub use allocator::{SamplingAllocator, return_free_memory, share_one_heap};
+pub use allocator::SamplingAllocator;
 pub use cpu::{Cancel, CpuError, cpu};
 pub use heap::{HeapView, heap, sample_heap};
 pub use symbols::functions_at;

@@ -68,7 +68,7 @@ pub struct Sample {
     pub label: Vec<Label>,
 }
 
-/// A word about a sample.
+/// A label of a sample.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct Label {
     /// What it is about.

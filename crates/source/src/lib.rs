@@ -1,12 +1,12 @@
 //! Where objects come from: a Kubernetes API server or a folder of manifests.
 //!
 //! A source runs on the process's single-threaded runtime and pushes [`Update`]s into a [`Sink`]: batches of model events,
-//! problems with objects (each once), and its own state. Nothing else leaves this crate.
+//! problems with objects (each once), and its own state.
 
 pub mod files;
 pub mod kubernetes;
-mod report;
-mod settle;
+mod manifest;
+mod reported_problems;
 mod sink;
 pub mod wire;
 

@@ -1,4 +1,4 @@
-//! The way out of a source: a queue that gives back-pressure instead of growing.
+//! The output of a source: a queue with back-pressure.
 
 use std::fmt;
 use std::sync::{Arc, mpsc};
@@ -6,21 +6,21 @@ use std::sync::{Arc, mpsc};
 use portwarden_model::{Event, Problem};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// What a source has to tell.
+/// What a source reports.
 #[derive(Debug)]
 pub enum Update {
-    /// Objects that came, changed or went, in order.
+    /// Created, changed and deleted objects, in order.
     Events(Batch),
-    /// Parts of objects that cannot be used; each is told once.
+    /// Parts of objects that cannot be used; each is reported once.
     Problems(Vec<Problem>),
     /// The source's own state changed.
     Status(Status),
 }
 
-/// How one part of a source is doing.
+/// The state of one part of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
-    /// What it is about: a kind of object (`Services`) or a path.
+    /// A kind of object (`Services`) or a path.
     pub part: String,
     /// Whether it works.
     pub health: Health,
@@ -29,13 +29,13 @@ pub struct Status {
 /// Whether a part of a source works.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Health {
-    /// Objects are in, and changes are followed.
+    /// Objects are read, and changes are watched.
     Following,
-    /// What is known may be out of date, or incomplete. The text says why and what to do; the source keeps trying.
+    /// Objects may be out of date or incomplete. The text says why and what to do; the source retries.
     Failing(String),
 }
 
-/// Events that are applied together. Their room in the queue is free again when the batch is taken apart or dropped.
+/// Events that are applied together. They occupy the queue until the batch is consumed or dropped.
 #[derive(Debug)]
 pub struct Batch {
     events: Vec<Event>,
@@ -59,12 +59,12 @@ impl Batch {
     }
 }
 
-/// Nobody listens any more; the source is to end.
+/// The receiver is gone; the source must end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("nobody takes this source's updates any more")]
+#[error("the receiver of this source is gone")]
 pub struct Closed;
 
-/// Takes a source's updates. Cheap to clone; all clones share one limit.
+/// Receives the updates of a source. Cheap to clone; all clones share one limit.
 #[derive(Clone)]
 pub struct Sink {
     room: Arc<Semaphore>,
@@ -73,8 +73,8 @@ pub struct Sink {
 }
 
 impl Sink {
-    /// Hands every update to `deliver`, which must not block and says whether somebody still listens. A source waits while
-    /// `limit` events are delivered but not yet taken apart.
+    /// Passes every update to `deliver`, which must not block and returns whether there is still a receiver. A source waits while
+    /// `limit` events are delivered but not yet consumed.
     pub fn new(limit: u32, deliver: impl Fn(Update) -> bool + Send + Sync + 'static) -> Self {
         let limit = limit.max(1);
         Sink { room: Arc::new(Semaphore::new(limit as usize)), limit, deliver: Arc::new(deliver) }
@@ -86,23 +86,23 @@ impl Sink {
         (Sink::new(limit, move |update| sender.send(update).is_ok()), receiver)
     }
 
-    /// Sends events as one batch, once there is room; nothing is sent for none.
+    /// Sends events as one batch, once there is room. An empty batch is not sent.
     pub async fn events(&self, events: Vec<Event>) -> Result<(), Closed> {
         if events.is_empty() {
             return Ok(());
         }
-        // A batch above the limit takes all the room there is, so that it passes at all.
+        // A batch above the limit takes the whole queue.
         let weight = u32::try_from(events.len()).map_or(self.limit, |len| len.min(self.limit));
         let room = self.room.clone().acquire_many_owned(weight).await.map_err(|_| Closed)?;
         self.deliver(Update::Events(Batch { events, _room: room }))
     }
 
-    /// Sends problems; nothing is sent for none.
+    /// Sends problems, if there are any.
     pub fn problems(&self, problems: Vec<Problem>) -> Result<(), Closed> {
         if problems.is_empty() { Ok(()) } else { self.deliver(Update::Problems(problems)) }
     }
 
-    /// Sends a change of the source's own state.
+    /// Sends the state of a part.
     pub fn status(&self, part: &str, health: Health) -> Result<(), Closed> {
         self.deliver(Update::Status(Status { part: part.to_owned(), health }))
     }
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_queue_makes_the_source_wait_until_a_batch_is_taken_apart() {
+    async fn a_full_queue_makes_the_source_wait_until_a_batch_is_consumed() {
         let (sink, updates) = Sink::channel(3);
         sink.events(events(2)).await.expect("there is room");
         let mut waiting = Box::pin(sink.events(events(2)));
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_waiting_source_learns_that_nobody_listens() {
+    async fn a_waiting_source_notices_that_the_receiver_is_gone() {
         let (sink, updates) = Sink::channel(1);
         sink.events(events(1)).await.expect("there is room");
         let mut waiting = Box::pin(sink.events(events(1)));

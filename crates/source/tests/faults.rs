@@ -24,7 +24,7 @@ use support::virtual_time;
 
 const NODE: &str = "node-a";
 const MINUTE: Duration = Duration::from_secs(60);
-/// Time to find the way back after the last fault. The longest silence that only its own end tells is that of a watch over
+/// Time to recover after the last fault. The longest silence that only its own end reveals is that of a watch over
 /// plain HTTP/1: ten and a half minutes.
 const RECOVERY: Duration = Duration::from_secs(1800);
 /// Four kinds, each at most seven attempts in the first minute after trouble begins, each attempt a list and a watch.
@@ -187,7 +187,7 @@ impl Write {
     }
 }
 
-/// A server with a few objects, some of which nobody touches.
+/// A server with a few objects, some of which never change.
 fn start(tls: bool, behave: impl FnOnce(&mut Behaviour)) -> ApiServer {
     let builder = ApiServer::builder().behaviour(behave);
     let server = if tls { builder.tls() } else { builder }.start_here().expect("a server");
@@ -338,8 +338,7 @@ struct Rate {
     later: usize,
 }
 
-/// Follows a healthy server for a while, and one with this fault for a quarter of an hour, with something to tell every
-/// now and then.
+/// Follows a healthy server for a while, and one with this fault for a quarter of an hour, with changes at intervals.
 async fn endure(tls: bool, fault: Fault, healthy_first: bool) -> Rate {
     let folder = tempfile::tempdir().expect("a folder");
     let server = start(tls, |_| {});

@@ -1,4 +1,4 @@
-//! The `files` source against a real folder: what it tells first, and how it notices each way of changing files.
+//! The `files` source with a real folder: its first lists, and how it notices each way of changing files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -48,10 +48,9 @@ impl Follower {
             match update {
                 Ok(Some(update)) => self.take(update),
                 Ok(None) => panic!("the source ended while waiting until {what}"),
-                Err(_) => panic!(
-                    "waited in vain until {what}; services: {:?}, problems: {:?}",
-                    self.services, self.problems
-                ),
+                Err(_) => {
+                    panic!("timed out:  {what}; services: {:?}, problems: {:?}", self.services, self.problems)
+                }
             }
         }
     }
@@ -172,7 +171,7 @@ async fn a_file_that_is_being_written_is_not_read_in_part() {
     // Something else happens meanwhile; the half-written file still waits for its writer.
     folder.write("other.yaml", &service("c", "10.0.0.3"));
     let early = tokio::time::timeout(Duration::from_millis(300), follower.updates.recv()).await;
-    assert!(early.is_err(), "told while a file was being written: {early:?}");
+    assert!(early.is_err(), "sent while a file was being written: {early:?}");
     file.write_all(format!("---\n{}", service("b", "10.0.0.2")).as_bytes()).expect("it can be written");
     drop(file);
     while !follower.services().contains(&"default/a=10.0.0.9".to_owned()) {
@@ -227,7 +226,7 @@ async fn a_bad_file_keeps_its_last_good_content_and_the_rest_goes_on() {
     assert_eq!(follower.problems.len(), 1, "{:?}", follower.problems);
     assert_eq!(follower.problems[0].object, folder.path("a.yaml").display().to_string());
     assert!(follower.problems[0].field.starts_with("line "), "{}", follower.problems[0]);
-    assert!(follower.problems[0].text.ends_with("its last good content stays until this is fixed"));
+    assert!(follower.problems[0].text.ends_with("its last valid content stays until this is fixed"));
     folder.write("a.yaml", &service("a", "10.0.0.8"));
     follower.until_services(&["default/a=10.0.0.8", "default/b=10.0.0.9"]).await;
 }
@@ -251,14 +250,14 @@ async fn a_folder_that_goes_away_keeps_its_objects_and_is_followed_when_it_is_ba
     let outer = Folder::new();
     let inner = outer.path("manifests");
     let mut follower = Follower::start(&inner);
-    follower.until("the missing folder is told", |f| matches!(f.health, Some(Health::Failing(_)))).await;
+    follower.until("the missing folder is reported", |f| matches!(f.health, Some(Health::Failing(_)))).await;
     assert!(follower.lists_done.is_empty(), "nothing is known yet");
     fs::create_dir(&inner).expect("a folder can be made");
     fs::write(inner.join("web.yaml"), service("web", "10.0.0.1")).expect("a file can be written");
     follower.until_services(&["default/web=10.0.0.1"]).await;
     follower.until("it follows", |f| f.health == Some(Health::Following)).await;
     fs::remove_dir_all(&inner).expect("it can be removed");
-    follower.until("the loss is told", |f| matches!(f.health, Some(Health::Failing(_)))).await;
+    follower.until("the loss is reported", |f| matches!(f.health, Some(Health::Failing(_)))).await;
     fs::create_dir(&inner).expect("a folder can be made");
     fs::write(inner.join("web.yaml"), service("web", "10.0.0.2")).expect("a file can be written");
     follower.until_services(&["default/web=10.0.0.2"]).await;

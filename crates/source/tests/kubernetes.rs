@@ -94,7 +94,7 @@ fn others(seen: &Seen) -> Reply {
         SLICES => empty_list("EndpointSliceList"),
         NODES => empty_list("NodeList"),
         CIDRS => empty_list("ServiceCIDRList"),
-        other => panic!("nobody asks for {other}"),
+        other => panic!("unexpected request for {other}"),
     }
 }
 
@@ -308,8 +308,8 @@ async fn a_watch_that_breaks_goes_on_from_the_last_version() {
         follower.until("the change after the break comes", |f| f.gone == ["demo/a"]).await;
         assert_eq!(follower.names(Kind::Service), ["demo/b"]);
         assert_eq!(follower.lists[&Kind::Service], 1);
-        let told: Vec<_> = follower.history.iter().filter(|(part, _)| part == "Services").collect();
-        assert_eq!(told.len(), 1, "one break is no news: {told:?}");
+        let reported: Vec<_> = follower.history.iter().filter(|(part, _)| part == "Services").collect();
+        assert_eq!(reported.len(), 1, "one break is not reported: {reported:?}");
     }
 }
 
@@ -359,10 +359,10 @@ async fn missing_service_cidrs_hold_nothing_up() {
     .await;
     let mut follower = follow(&server).await;
     follower.until_listed().await;
-    let text = failing(&follower, "ServiceCIDRs").expect("it is told");
+    let text = failing(&follower, "ServiceCIDRs").expect("it is reported");
     assert_eq!(
         text,
-        "the API server has no /apis/networking.k8s.io/v1/servicecidrs (404 Not Found); meanwhile connections to cluster \
+        "the API server has no /apis/networking.k8s.io/v1/servicecidrs (404 Not Found); until then connections to cluster \
          IPs of no Service are not refused"
     );
 }
@@ -392,21 +392,21 @@ async fn a_bad_object_is_left_out_and_reported_once() {
 async fn something_else_at_the_address_is_recognised() {
     let server = Scripted::start(|_| Reply::ok("text/html", "<html>Welcome!</html>")).await;
     let mut follower = follow(&server).await;
-    follower.until("it is told", |f| failing(f, "Services").is_some()).await;
-    let text = failing(&follower, "Services").expect("it is told");
+    follower.until("it is reported", |f| failing(f, "Services").is_some()).await;
+    let text = failing(&follower, "Services").expect("it is reported");
     assert!(text.contains("text/html") && text.contains("something else at its address"), "{text}");
     assert!(!follower.lists.contains_key(&Kind::Service));
 }
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_told_with_its_address() {
-    let server = Scripted::start(|_| unreachable!("nobody gets here")).await;
+    let server = Scripted::start(|_| unreachable!("no request gets here")).await;
     let url = server.url.clone();
     drop(server);
     let client = Client::new(master(&url), None).await.expect("the address is good");
     let mut follower = Follower::start(client, "node-a");
-    follower.until("it is told", |f| failing(f, "Services").is_some()).await;
-    let text = failing(&follower, "Services").expect("it is told");
+    follower.until("it is reported", |f| failing(f, "Services").is_some()).await;
+    let text = failing(&follower, "Services").expect("it is reported");
     assert_eq!(
         text,
         format!(
@@ -485,11 +485,11 @@ async fn certificates_that_are_not_trusted_are_explained() {
         (expired, "its certificate has expired, or this host's clock is wrong"),
     ];
     for (identity, expected) in cases {
-        let server = Scripted::start_tls(&identity, |_| unreachable!("nobody gets here")).await;
+        let server = Scripted::start_tls(&identity, |_| unreachable!("no request gets here")).await;
         let kubeconfig = Kubeconfig::new(&server.url, &right, "", "token: secret");
         let mut follower = kubeconfig.follow().await;
-        follower.until("it is told", |f| failing(f, "Services").is_some()).await;
-        let text = failing(&follower, "Services").expect("it is told");
+        follower.until("it is reported", |f| failing(f, "Services").is_some()).await;
+        let text = failing(&follower, "Services").expect("it is reported");
         assert!(text.contains(expected), "{text:?} should say {expected:?}");
     }
 }
@@ -516,8 +516,8 @@ async fn a_token_is_read_again_when_it_is_refused() {
     let token = kubeconfig.folder.path().join("token");
     std::fs::write(&token, "old\n").expect("a file");
     let mut follower = kubeconfig.follow().await;
-    follower.until("the refusal is told", |f| failing(f, "Services").is_some()).await;
-    let text = failing(&follower, "Services").expect("it is told");
+    follower.until("the refusal is reported", |f| failing(f, "Services").is_some()).await;
+    let text = failing(&follower, "Services").expect("it is reported");
     assert!(
         text.contains(&format!("does not accept the token in {} (401 Unauthorized)", token.display())),
         "{text}"
@@ -548,8 +548,8 @@ async fn a_credential_plugin_is_asked_again_when_its_token_is_refused() {
     std::fs::write(&plugin, format!("#!/bin/sh\ncat {}\n", answer.display())).expect("a file");
     std::fs::set_permissions(&plugin, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("ours");
     let mut follower = kubeconfig.follow().await;
-    follower.until("the refusal is told", |f| failing(f, "Services").is_some()).await;
-    assert!(failing(&follower, "Services").expect("it is told").contains("credentials from the plugin"));
+    follower.until("the refusal is reported", |f| failing(f, "Services").is_some()).await;
+    assert!(failing(&follower, "Services").expect("it is reported").contains("credentials from the plugin"));
     write("new");
     follower.until("the new token is used", |f| f.lists.contains_key(&Kind::Service)).await;
 }

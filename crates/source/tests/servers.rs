@@ -200,7 +200,7 @@ async fn a_restart_is_survived(server: &mut Server) {
     follower.until_listed().await;
     server.kill();
     follower
-        .until("the loss is told", |f| matches!(f.health.get("Services"), Some(Health::Failing(_))))
+        .until("the loss is reported", |f| matches!(f.health.get("Services"), Some(Health::Failing(_))))
         .await;
     server.restart().await;
     server.send(Method::POST, SERVICES, service("late", "10.96.0.81")).await;

@@ -130,7 +130,7 @@ fn a_list_that_ends_early_is_noticed() {
 #[test]
 fn another_kind_of_object_is_refused() {
     let error = list::<Service>(Media::Protobuf, &fixture("nodes.list.pb"), 100).expect_err("not Services");
-    assert_eq!(error.to_string(), "asked for ServiceList and got \"NodeList\"");
+    assert_eq!(error.to_string(), "has kind \"NodeList\" instead of ServiceList");
     assert!(list::<Service>(Media::Json, &fixture("nodes.list.json"), 100).is_err());
     assert!(list::<Service>(Media::Json, br#"{"error":"log in first"}"#, 100).is_err());
     assert!(watch::<Service>(Media::Protobuf, &fixture("endpointslices.watch.pb"), 100).is_err());

@@ -7,7 +7,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use portwarden_model::{Changes, Dataplane, Desired, Notification, Report, Retry, SyncError};
 
 /// Longer than any sync in a test takes.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Syncs, and waits for the end if it goes on in the background.
 pub fn sync_to_end(
@@ -15,7 +15,7 @@ pub fn sync_to_end(
     desired: &Desired,
     changes: &Changes,
 ) -> Result<Report, SyncError> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         match dataplane.sync(desired, changes, Instant::now()) {
             Err(error) if error.retry == Retry::OnNotification && Instant::now() < deadline => {

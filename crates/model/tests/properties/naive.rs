@@ -159,7 +159,7 @@ fn expected(
 
 proptest! {
     #[test]
-    fn pools_are_what_the_rules_say(manifests in clusters(&Shape { nonsense: false, ..Shape::default() })) {
+    fn pools_are_what_the_rules_say(manifests in clusters(&Shape { invalid: false, ..Shape::default() })) {
         let node = Shape::default().node;
         let mut cluster = Cluster::new(Settings::new(&node));
         let services = manifests.services.iter().map(|s| Object::Service(Box::new(s.clone())));
@@ -187,7 +187,7 @@ proptest! {
     /// Which Services are proxied, and in which family.
     #[test]
     fn services_are_proxied_where_they_have_an_address(
-        manifests in clusters(&Shape { nonsense: false, ..Shape::default() }),
+        manifests in clusters(&Shape { invalid: false, ..Shape::default() }),
     ) {
         let mut cluster = Cluster::new(Settings::new("node-a"));
         let services = manifests.services.iter().map(|s| applied(&Object::Service(Box::new(s.clone()))));

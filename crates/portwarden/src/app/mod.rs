@@ -90,7 +90,7 @@ impl App {
         let started = Moment::now();
         let config = &order.config;
         // First: a heap profile knows nothing of what was allocated before.
-        portwarden_profiling::sample_heap(config.servers.profiling);
+        crate::status::sample_heap(config.servers.profiling);
         let node = host::node_name(config.hostname_override.as_deref())?;
         let metrics = Metrics::new(&crate::version::build_info(&order.version))?;
         metrics.feature_gates(config.gates.iter().map(|(gate, on)| (gate.name, gate.stage.label(), on)))?;
@@ -378,7 +378,7 @@ fn start_followers(
         health: health.clone(),
         events: events.clone(),
         node: node.to_owned(),
-        turned_away: metrics.own.refused_connections.with_label_values(&["service health"]),
+        refused: metrics.own.refused_connections.with_label_values(&["service health"]),
     };
     tasks.spawn(ServicePorts::new(context).follow(receivers.health_checks));
     let context = LoopbackContext {

@@ -7,7 +7,7 @@ use super::Order;
 use crate::config::gates::Feature;
 use crate::config::{Config, to_configz};
 use crate::health::{self, SharedHealth};
-use crate::http::{BindError, Limits, Plan, Server};
+use crate::http::{BindError, Limits, Server, ServerOptions};
 use crate::logging::Logs;
 use crate::metrics::Metrics;
 use crate::status::{Identity, Pages, Shown};
@@ -54,7 +54,7 @@ impl Servers {
 
     /// Shows another configuration.
     pub(super) fn show(&self, config: &Config) {
-        portwarden_profiling::sample_heap(config.servers.profiling);
+        crate::status::sample_heap(config.servers.profiling);
         self.pages.show(shown(config));
     }
 
@@ -89,9 +89,9 @@ impl Servers {
         hard_fail: bool,
         handler: crate::http::Handler,
     ) -> Result<Server, BindError> {
-        let turned_away = self.metrics.own.refused_connections.with_label_values(&[name]);
+        let refused = self.metrics.own.refused_connections.with_label_values(&[name]);
         let limits = Limits::default();
-        Server::start(Plan { name, failure, address, hard_fail, limits, turned_away, handler })
+        Server::start(ServerOptions { name, failure, address, hard_fail, limits, refused, handler })
     }
 }
 

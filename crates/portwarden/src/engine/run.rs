@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use portwarden_model::Event;
-use portwarden_profiling::return_free_memory;
+use portwarden_netlink::memory::return_free_memory;
 use tracing::warn;
 
 use super::{Engine, EngineError, Inbox};

@@ -1,6 +1,6 @@
-//! `portwarden explain SERVICE`: why a packet to a Service goes where it goes on this node.
+//! `portwarden explain SERVICE`: why each endpoint of a Service is used or not on this node.
 //!
-//! The objects come from the same source as the running proxy's, go through the same model, and nothing is written to the kernel.
+//! It reads objects from the same source as the running proxy and resolves them with the same model. It writes nothing to the kernel.
 
 mod text;
 
@@ -16,8 +16,8 @@ use crate::engine::{self, Inbox, Message, Moment};
 use crate::host::{self, HostAddresses};
 use crate::metrics::Metrics;
 
-/// How long the source may take to tell everything.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The longest time for the source to list everything.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Explains one Service, given as `NAME` or `NAMESPACE/NAME`.
 pub fn explain(service: &str, config: &Config, version: &str) -> anyhow::Result<String> {
@@ -39,7 +39,7 @@ pub fn explain(service: &str, config: &Config, version: &str) -> anyhow::Result<
     Ok(found.join("\n"))
 }
 
-/// Everything that the source tells, until all kinds of objects are there.
+/// Reads from the source until all kinds of objects are listed.
 async fn gather(config: &Config, version: &str) -> anyhow::Result<Cluster> {
     let node = host::node_name(config.hostname_override.as_deref())?;
     let mut cluster = Cluster::new(config.model_settings(&node, Moment::now().wall));
@@ -47,11 +47,11 @@ async fn gather(config: &Config, version: &str) -> anyhow::Result<Cluster> {
     let metrics = Metrics::new(&crate::version::build_info(version))?;
     let (handle, inbox) = engine::inbox().context("cannot make an inbox")?;
     let _source = RunningSource::start(config, &node, version, &handle, &metrics.rest_client).await?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut trouble = String::new();
     while !is_complete(&cluster) {
         if Instant::now() > deadline {
-            bail!("the source did not tell all objects within {PATIENCE:?}{trouble}");
+            bail!("the source did not list all objects within {TIMEOUT:?}{trouble}");
         }
         take(&inbox, &mut cluster, &mut trouble);
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -60,7 +60,7 @@ async fn gather(config: &Config, version: &str) -> anyhow::Result<Cluster> {
     Ok(cluster)
 }
 
-/// ServiceCIDRs are not waited for: they decide about no Service, and old clusters do not have them.
+/// ServiceCIDRs are not needed: they affect no Service, and old clusters do not have them.
 fn is_complete(cluster: &Cluster) -> bool {
     cluster.is_synced() && cluster.is_listed(Kind::Node)
 }

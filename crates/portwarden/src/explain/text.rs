@@ -1,4 +1,4 @@
-//! An explanation as text for people.
+//! Formats an explanation as text.
 
 use std::fmt::Write;
 
@@ -27,7 +27,7 @@ pub(super) fn explanation(service: &NamespacedName, family: Family, explanation:
     out
 }
 
-/// The Service is not there; here are others that may have been meant.
+/// The Service does not exist; suggests similar names.
 pub(super) fn unknown<'a>(
     service: &NamespacedName,
     known: impl Iterator<Item = &'a NamespacedName>,

@@ -1,10 +1,10 @@
-//! Health: whether the rules in the kernel are up to date, and whether the node wants traffic.
+//! Health: whether the rules in the kernel are up to date, and whether the node accepts traffic.
 //!
 //! | file | what |
 //! |---|---|
-//! | `state.rs` | [`SharedHealth`]: noted by the engine, read by the servers |
+//! | `state.rs` | [`SharedHealth`]: written by the engine, read by the servers |
 //! | `server.rs` | `/healthz` and `/livez` |
-//! | `service_ports.rs` | the health-check node ports of Services |
+//! | `service_ports.rs` | `healthCheckNodePort` of Services |
 
 mod server;
 mod service_ports;

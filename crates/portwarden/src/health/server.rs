@@ -12,10 +12,10 @@ use crate::engine::Moment;
 use crate::http::{Answer, Handler, json, not_found};
 use crate::metrics::HealthMetrics;
 
-/// A time that never was, as Go prints it.
+/// The zero time of Go.
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
-/// Answers on the health port.
+/// The handler of the health port.
 pub fn handler(health: SharedHealth, metrics: HealthMetrics) -> Handler {
     Arc::new(move |request| {
         let answer = answer(request.uri().path(), &health, &metrics, Moment::now());
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use crate::metrics::{BuildInfo, Metrics};
 
-    /// Seconds after the beginning of time, on both clocks.
+    /// Seconds after the epoch, on both clocks.
     struct Time(Instant);
 
     impl Time {

@@ -1,4 +1,4 @@
-//! The health-check node ports of Services: load balancers ask there whether this node has endpoints.
+//! `healthCheckNodePort` of Services: load balancers ask there whether this node has local endpoints.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,28 +23,28 @@ use crate::events::Events;
 use crate::follow::is_due;
 use crate::http::{Answer, Handler, Limits, Sockets, bind, json, serve, with_header};
 
-/// What the servers need from the rest of the program.
+/// What the servers use from the rest of the program.
 #[derive(Clone)]
 pub struct ServicePortsContext {
-    /// The proxy's own health, which is part of every answer.
+    /// The health of the proxy, which is part of every answer.
     pub health: SharedHealth,
-    /// Where failures are told.
+    /// Reports failures.
     pub events: Events,
-    /// The Node's name, for those messages.
+    /// The name of the Node, for those reports.
     pub node: String,
-    /// Counts connections that were turned away.
-    pub turned_away: IntCounter,
+    /// Counts connections that were closed to make room.
+    pub refused: IntCounter,
 }
 
 /// The open ports.
 pub struct ServicePorts {
     context: ServicePortsContext,
     open: BTreeMap<(Family, NamespacedName), Open>,
-    /// What was last told about a port that cannot be opened.
+    /// The last reported error of each port that cannot be opened.
     failed: BTreeMap<(Family, NamespacedName), String>,
 }
 
-/// One Service's servers; they end with this value.
+/// The servers of one Service; dropping it stops them.
 struct Open {
     port: u16,
     addresses: Vec<SocketAddr>,
@@ -53,12 +53,12 @@ struct Open {
 }
 
 impl ServicePorts {
-    /// None open yet.
+    /// Without open ports.
     pub fn new(context: ServicePortsContext) -> Self {
         ServicePorts { context, open: BTreeMap::new(), failed: BTreeMap::new() }
     }
 
-    /// Keeps the ports as the engine wants them, until the engine is gone.
+    /// Opens and closes ports as the engine publishes them, until the engine ends.
     pub async fn follow(mut self, mut wanted: watch::Receiver<PerFamily<HealthCheckPorts>>) {
         loop {
             let present = wanted.borrow_and_update().clone();
@@ -69,7 +69,7 @@ impl ServicePorts {
         }
     }
 
-    /// Closes what is no longer wanted, opens what is new, and updates the numbers.
+    /// Closes ports that are no longer needed, opens new ones, and updates the endpoint counts.
     pub async fn reconcile(&mut self, wanted: &PerFamily<HealthCheckPorts>) {
         let closing = self.open.extract_if(.., |(family, service), open| {
             let family_wants = &wanted[*family];
@@ -80,7 +80,7 @@ impl ServicePorts {
         });
         for ((_, service), mut open) in closing.collect::<Vec<_>>() {
             debug!(%service, port = open.port, "Closing healthcheck");
-            // Waited for, since the same port may be opened again below.
+            // Waits, because the same port may be opened again below.
             open.servers.shutdown().await;
         }
         self.failed.retain(|(family, service), _| wanted[*family].ports.contains_key(service));
@@ -94,7 +94,7 @@ impl ServicePorts {
         }
     }
 
-    /// The addresses on which a Service's port is open.
+    /// The addresses on which the port of a Service is open.
     pub fn bound(&self, family: Family, service: &NamespacedName) -> &[SocketAddr] {
         self.open.get(&(family, service.clone())).map_or(&[], |open| &open.addresses)
     }
@@ -112,20 +112,20 @@ impl ServicePorts {
                 let handler = handler(service, local_endpoints.clone(), self.context.health.clone());
                 let mut servers = JoinSet::new();
                 for listener in listeners {
-                    let (handler, turned_away) = (handler.clone(), self.context.turned_away.clone());
+                    let (handler, refused) = (handler.clone(), self.context.refused.clone());
                     servers.spawn(async move {
-                        serve(listener, Limits::default(), turned_away, handler).await;
+                        serve(listener, Limits::default(), refused, handler).await;
                     });
                 }
                 let port = check.port.get();
                 self.open.insert(key, Open { port, addresses, local_endpoints, servers });
             }
-            Err(error) => self.tell(key, check.port.get(), &error),
+            Err(error) => self.report(key, check.port.get(), &error),
         }
     }
 
-    /// Tells a failure, once for each reason.
-    fn tell(&mut self, key: (Family, NamespacedName), port: u16, error: &io::Error) {
+    /// Reports a failure, once for each error.
+    fn report(&mut self, key: (Family, NamespacedName), port: u16, error: &io::Error) {
         let node = &self.context.node;
         let service = key.1.clone();
         let note = format!("node {node} failed to start healthcheck \"{service}\" on port {port}: {error}");
@@ -195,7 +195,7 @@ mod tests {
             health: health.clone(),
             events: Events::default(),
             node: "node-a".to_owned(),
-            turned_away: IntCounter::new("turned_away", "for this test").expect("a counter"),
+            refused: IntCounter::new("refused", "for this test").expect("a counter"),
         };
         (ServicePorts::new(context), health)
     }
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_are_those_of_the_reference() {
+    async fn answers_are_those_of_kube_proxy() {
         let (mut ports, health) = ports(true);
         let port = free_port();
         ports.reconcile(&wanted(port, 2, &[])).await;

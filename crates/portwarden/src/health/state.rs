@@ -1,4 +1,4 @@
-//! The state of health: noted by the engine's thread, read by the servers'.
+//! The health of the proxy: written by the engine thread, read by the servers.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,27 +8,27 @@ use portwarden_model::{Family, HealthReport, ProxyHealth, Timestamp};
 
 use crate::engine::Moment;
 
-/// The proxy's health. Cheap to clone; all clones are the same.
+/// The health of the proxy. Cheap to clone; all clones share it.
 #[derive(Debug, Clone)]
 pub struct SharedHealth(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
     proxy: ProxyHealth,
-    /// Whether the Node is known and is not going away.
+    /// Whether the Node is known and is not being deleted.
     eligible: bool,
-    /// The dates of updates that were shown. The two clocks are never read at the same instant; a date that was told stays.
+    /// Published dates of updates. The two clocks are never read at the same instant, so a published date is kept.
     dates: VecDeque<(Instant, Timestamp)>,
 }
 
 impl SharedHealth {
-    /// Nothing is known yet.
+    /// Without any update yet.
     pub fn new(sync_period: Duration) -> Self {
         let proxy = ProxyHealth::new(sync_period);
         SharedHealth(Arc::new(Mutex::new(State { proxy, eligible: false, dates: VecDeque::new() })))
     }
 
-    /// Goes on with another sync period.
+    /// Changes the sync period.
     pub fn set_sync_period(&self, sync_period: Duration) {
         self.state().proxy.set_sync_period(sync_period);
     }
@@ -54,7 +54,7 @@ impl SharedHealth {
         (state.proxy.report(now), state.eligible)
     }
 
-    /// The date of an update, the same whenever it is asked for.
+    /// The date of an update, the same in every call.
     pub fn date(&self, at: Instant, now: Moment) -> Timestamp {
         let mut state = self.state();
         if let Some((_, date)) = state.dates.iter().find(|(known, _)| *known == at) {

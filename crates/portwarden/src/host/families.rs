@@ -5,7 +5,7 @@ use std::path::Path;
 
 use portwarden_model::{Family, PerFamily};
 
-/// Whether the kernel has IPv6 and nobody switched it off. `root` is where `/proc` is.
+/// Whether the kernel has IPv6 and it is not disabled. `root` is the path of `/proc`.
 pub fn has_ipv6(root: &Path) -> bool {
     let disabled = fs::read_to_string(root.join("sys/net/ipv6/conf/all/disable_ipv6"));
     root.join("net/if_inet6").exists() && disabled.map_or(true, |text| text.trim() != "1")

@@ -1,4 +1,4 @@
-//! The host that we run on: its name, its families, its kernel's settings.
+//! The host: its name, addresses, IP families and sysctls.
 
 mod addresses;
 mod families;

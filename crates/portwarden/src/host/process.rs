@@ -1,21 +1,21 @@
-//! This process and the name of the node it runs on.
+//! The name of the node, and the OOM score of this process.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Why the Node's name is not known.
+/// Why the name of the Node is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeNameError {
-    /// The kernel did not tell.
-    #[error("cannot read this host's name; give the Node's name with --hostname-override")]
+    /// The system call failed.
+    #[error("cannot read this host's name; set --hostname-override to the name of the Node")]
     Hostname(#[source] io::Error),
-    /// It is empty.
-    #[error("this host has no name; give the Node's name with --hostname-override")]
+    /// The name is empty.
+    #[error("this host has no name; set --hostname-override to the name of the Node")]
     Empty,
 }
 
-/// The Node's name: as given, or this host's, without blanks around it and in lower case.
+/// The name of the Node: the given one or that of the host, trimmed and in lower case.
 pub fn node_name(given: Option<&str>) -> Result<String, NodeNameError> {
     let name = match given {
         Some(given) => given.to_owned(),
@@ -28,7 +28,7 @@ pub fn node_name(given: Option<&str>) -> Result<String, NodeNameError> {
     if name.is_empty() { Err(NodeNameError::Empty) } else { Ok(name) }
 }
 
-/// Tells the kernel how willingly to end this process when memory runs out. `root` is where `/proc` is.
+/// Sets how likely the kernel is to kill this process when memory runs out. `root` is the path of `/proc`.
 pub fn set_oom_score(root: &Path, score: i32) -> io::Result<()> {
     fs::write(root.join("self/oom_score_adj"), score.to_string())
 }

@@ -1,4 +1,4 @@
-//! The kernel's settings for connection tracking.
+//! The sysctls of connection tracking.
 
 use std::fs;
 use std::io;
@@ -9,10 +9,10 @@ use tracing::info;
 
 use crate::config::Conntrack;
 
-/// More flows than this are never asked for, however many processors there are.
+/// The largest table to request, however many processors there are.
 const MOST_FLOWS: u64 = 1 << 20;
 
-/// A setting that could not be made.
+/// A sysctl that could not be set.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot set {name} to {value}; in a container or another network namespace than the host's this often cannot be written: set it on the \
@@ -26,7 +26,7 @@ pub struct SysctlError {
     source: io::Error,
 }
 
-/// The kernel's settings, as files.
+/// The sysctls, as files.
 #[derive(Debug, Clone)]
 pub struct Kernel {
     proc: PathBuf,
@@ -39,7 +39,7 @@ impl Default for Kernel {
     }
 }
 
-/// One setting that is wanted.
+/// One value to set.
 struct Wanted {
     name: &'static str,
     option: &'static str,
@@ -47,12 +47,12 @@ struct Wanted {
 }
 
 impl Kernel {
-    /// With other places for `/proc` and `/sys`.
+    /// With other paths for `/proc` and `/sys`.
     pub fn at(proc: &Path, sys: &Path) -> Self {
         Kernel { proc: proc.to_owned(), sys: sys.to_owned() }
     }
 
-    /// Makes the settings; each is written only if it differs. Goes on after a failure and returns all of them.
+    /// Writes each value that differs. Continues after a failure and returns all of them.
     pub fn set_conntrack(&self, conntrack: &Conntrack) -> Vec<SysctlError> {
         let mut failures = Vec::new();
         for wanted in self.wanted(conntrack) {
@@ -91,17 +91,17 @@ impl Kernel {
         .collect()
     }
 
-    /// How many flows to allow; `None` leaves the kernel's number alone.
+    /// The table size; `None` keeps that of the kernel.
     fn most_flows(&self, conntrack: &Conntrack) -> Option<u64> {
         if conntrack.max_per_core == 0 {
             return None;
         }
         let scaled = u64::from(conntrack.max_per_core) * self.processors();
-        // The limit counts before the minimum does, as the reference has it.
+        // The limit applies before the minimum, as in kube-proxy.
         Some(if scaled > MOST_FLOWS { MOST_FLOWS } else { scaled.max(u64::from(conntrack.min)) })
     }
 
-    /// The host's processors, not those that this process may use: flows come from everywhere.
+    /// The processors of the host, not those that this process may use: all of them handle flows.
     fn processors(&self) -> u64 {
         let online = fs::read_to_string(self.sys.join("devices/system/cpu/online")).ok();
         online
@@ -123,7 +123,7 @@ impl Kernel {
         if wanted.name == "nf_conntrack_max" { self.grow_hash(wanted.value / 4) } else { Ok(()) }
     }
 
-    /// A table of many flows needs many buckets; it is never made smaller.
+    /// A large table needs many buckets; their number is never reduced.
     fn grow_hash(&self, wanted: u64) -> io::Result<()> {
         let path = self.sys.join("module/nf_conntrack/parameters/hashsize");
         let present: u64 = fs::read_to_string(&path)?.trim().parse().map_err(io::Error::other)?;
@@ -135,7 +135,7 @@ impl Kernel {
     }
 }
 
-/// Whole seconds; zero leaves the kernel's value alone.
+/// Whole seconds; zero keeps the value of the kernel.
 fn seconds(duration: Duration) -> Option<u64> {
     (!duration.is_zero()).then_some(duration.as_secs())
 }

@@ -1,4 +1,4 @@
-//! Answers.
+//! Builds HTTP responses.
 
 use std::io::Write;
 
@@ -11,10 +11,10 @@ use hyper::header::{
 };
 use hyper::{HeaderMap, Response, StatusCode};
 
-/// An answer with its whole body.
+/// A response with a complete body.
 pub type Answer = Response<Full<Bytes>>;
 
-/// An answer of any type; browsers must not guess another one.
+/// A response of any media type, which browsers must not override.
 pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
@@ -24,17 +24,17 @@ pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<By
     answer
 }
 
-/// Plain text.
+/// A response with plain text.
 pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
     answer(status, "text/plain; charset=utf-8", body)
 }
 
-/// JSON.
+/// A response with JSON.
 pub fn json(status: StatusCode, body: impl Into<Bytes>) -> Answer {
     answer(status, "application/json", body)
 }
 
-/// No such page.
+/// Status 404.
 pub fn not_found() -> Answer {
     text(StatusCode::NOT_FOUND, "404 page not found\n")
 }
@@ -45,14 +45,14 @@ pub fn with_header(mut answer: Answer, name: HeaderName, value: HeaderValue) -> 
     answer
 }
 
-/// An answer that is compressed for those who take it so.
+/// A response that is compressed if the client accepts it.
 pub fn compressible(
-    asked: &HeaderMap,
+    request: &HeaderMap,
     status: StatusCode,
     content_type: &'static str,
     body: String,
 ) -> Answer {
-    let compressed = takes_gzip(asked).then(|| compress(body.as_bytes())).flatten();
+    let compressed = accepts_gzip(request).then(|| compress(body.as_bytes())).flatten();
     let plain = compressed.is_none();
     let body = compressed.unwrap_or_else(|| body.into_bytes());
     let answer =
@@ -66,9 +66,9 @@ fn compress(body: &[u8]) -> Option<Vec<u8>> {
     out.finish().ok()
 }
 
-/// Whether an `Accept-Encoding` header has `gzip` and does not rule it out.
-fn takes_gzip(asked: &HeaderMap) -> bool {
-    let items = asked.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
+/// Whether an `Accept-Encoding` header has `gzip` with a quality above 0.
+fn accepts_gzip(request: &HeaderMap) -> bool {
+    let items = request.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
     items.flat_map(|value| value.split(',')).any(|item| {
         let (name, quality) = item.split_once(';').unwrap_or((item, ""));
         let quality = quality.trim().strip_prefix("q=").map_or(Ok(1.0), str::parse::<f32>);
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gzip_is_for_those_who_take_it() {
+    fn gzip_needs_to_be_accepted() {
         for (accept, wanted) in [
             ("gzip", true),
             ("deflate, gzip;q=0.5", true),
@@ -92,8 +92,8 @@ mod tests {
             ("", false),
         ] {
             let asked = HeaderMap::from_iter([(ACCEPT_ENCODING, HeaderValue::from_static(accept))]);
-            assert_eq!(takes_gzip(&asked), wanted, "{accept:?}");
+            assert_eq!(accepts_gzip(&asked), wanted, "{accept:?}");
         }
-        assert!(!takes_gzip(&HeaderMap::new()));
+        assert!(!accepts_gzip(&HeaderMap::new()));
     }
 }

@@ -6,12 +6,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::{TcpListener, TcpSocket};
 
-/// Which clients a socket on a wildcard address takes.
+/// The clients that a socket on a wildcard address accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sockets {
-    /// Those of both families, whichever wildcard was given.
+    /// Both families, for either wildcard.
     DualStack,
-    /// Those of the address's own family.
+    /// The family of the address only.
     OneFamily,
 }
 

@@ -1,7 +1,7 @@
-//! Small HTTP servers that survive their clients.
+//! HTTP servers with limits.
 //!
-//! A node's health must be answerable whatever else talks to the port: connections are bounded (the oldest one makes room), headers are
-//! bounded in size, number and time, and no connection lives for ever.
+//! A health check must get its answer whatever other clients do: the number of connections is limited (a new one closes the oldest), headers
+//! are limited in size, number and time, and every connection has a maximum age.
 
 mod answer;
 mod listen;
@@ -11,4 +11,4 @@ mod server;
 pub use answer::{Answer, answer, compressible, json, not_found, text, with_header};
 pub use listen::{Sockets, bind};
 pub use serve::{Handler, Limits, Request, serve};
-pub use server::{BindError, Plan, Server};
+pub use server::{BindError, Server, ServerOptions};

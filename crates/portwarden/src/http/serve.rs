@@ -1,4 +1,4 @@
-//! Serving connections within limits.
+//! Serves connections within limits.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -18,26 +18,26 @@ use tracing::{trace, warn};
 
 use super::answer::Answer;
 
-/// A request as it comes in; its body is not read unless a handler wants it.
+/// A request; its body is read only if the handler does so.
 pub type Request = hyper::Request<Incoming>;
 
-/// Answers requests.
+/// The function that answers requests.
 pub type Handler = Arc<dyn Fn(Request) -> Pin<Box<dyn Future<Output = Answer> + Send>> + Send + Sync>;
 
-/// What clients may take.
+/// Limits for clients.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Connections at a time; beyond that the oldest one is closed.
+    /// Open connections; a further one closes the oldest.
     pub connections: usize,
-    /// Bytes of a request's head.
+    /// Bytes in the head of a request.
     pub header_bytes: usize,
-    /// Header lines.
+    /// Header lines in a request.
     pub headers: usize,
-    /// Time for a whole head, also on an idle connection.
+    /// Time for a complete head, also on an idle connection.
     pub header_time: Duration,
-    /// Time after which a connection is closed when its present answer is out.
+    /// The age at which a connection is closed after its current answer.
     pub connection_time: Duration,
-    /// Further time for that answer.
+    /// Further time for that answer to be sent.
     pub closing_time: Duration,
 }
 
@@ -54,11 +54,11 @@ impl Default for Limits {
     }
 }
 
-/// Serves a listener's connections for as long as the future lives. Dropping it closes the listener and all connections.
+/// Serves the connections of a listener. Dropping the future closes the listener and all connections.
 pub async fn serve(
     listener: TcpListener,
     limits: Limits,
-    turned_away: IntCounter,
+    refused: IntCounter,
     handler: Handler,
 ) -> Infallible {
     let open = Open::default();
@@ -66,12 +66,12 @@ pub async fn serve(
         match listener.accept().await {
             Ok((stream, _)) => {
                 if open.make_room(limits.connections) {
-                    turned_away.inc();
+                    refused.inc();
                 }
                 open.spawn(connection(stream, limits, handler.clone()));
             }
             Err(error) => {
-                // Out of descriptors or memory: waiting a little is all that can help.
+                // Out of descriptors or memory: only time can help.
                 warn!(%error, "Cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
@@ -79,7 +79,7 @@ pub async fn serve(
     }
 }
 
-/// The open connections, oldest first. All of them end with this value.
+/// The open connections, oldest first. Dropping it closes them all.
 #[derive(Default)]
 struct Open(Arc<Mutex<Connections>>);
 
@@ -145,6 +145,6 @@ async fn connection(stream: TcpStream, limits: Limits, handler: Handler) {
         }
     };
     if let Ok(Err(error)) = result {
-        trace!(%error, "A client's connection ended badly");
+        trace!(%error, "A connection ended with an error");
     }
 }

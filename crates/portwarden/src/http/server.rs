@@ -1,4 +1,4 @@
-//! A server that keeps trying to get its address.
+//! A server that retries until it can bind its address.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,10 +12,10 @@ use tracing::{debug, error};
 use super::listen::{Sockets, bind};
 use super::serve::{Handler, Limits, serve};
 
-/// An address that cannot be had is tried again this often.
+/// The interval between attempts to bind.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// The address cannot be had, and the operator wants the process to end then.
+/// The address cannot be bound, and `bindAddressHardFail` is set.
 #[derive(Debug, thiserror::Error)]
 #[error("the {name} server cannot listen on {address}; another program may have the port (see `ss -ltnp`)")]
 pub struct BindError {
@@ -26,27 +26,27 @@ pub struct BindError {
 }
 
 impl BindError {
-    /// The name of the server.
+    /// Which server it was.
     pub fn server(&self) -> &'static str {
         self.name
     }
 }
 
-/// What a server is made of.
-pub struct Plan {
-    /// Its name in messages.
+/// The parts of a server.
+pub struct ServerOptions {
+    /// For log messages.
     pub name: &'static str,
-    /// What is logged when it cannot listen.
+    /// The log message when it cannot listen.
     pub failure: &'static str,
-    /// Where it listens; a wildcard takes clients of both families.
+    /// Where it listens; a wildcard accepts clients of both families.
     pub address: SocketAddr,
-    /// Whether to give up at once if the address cannot be had.
+    /// Whether to fail if the address cannot be bound, instead of retrying.
     pub hard_fail: bool,
-    /// What clients may take.
+    /// Limits for clients.
     pub limits: Limits,
-    /// Counts connections that were turned away.
-    pub turned_away: IntCounter,
-    /// Who answers.
+    /// Counts connections that were closed to make room.
+    pub refused: IntCounter,
+    /// Answers the requests.
     pub handler: Handler,
 }
 
@@ -57,21 +57,21 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts to listen. Without the address, it is tried again in the background, unless the operator wants an error.
-    pub fn start(plan: Plan) -> Result<Server, BindError> {
-        let listener = match bind(plan.address, Sockets::DualStack) {
+    /// Starts to listen. If the address cannot be bound, it retries in the background, unless `hard_fail` is set.
+    pub fn start(options: ServerOptions) -> Result<Server, BindError> {
+        let listener = match bind(options.address, Sockets::DualStack) {
             Ok(listener) => Some(listener),
-            Err(source) if plan.hard_fail => {
-                return Err(BindError { name: plan.name, address: plan.address, source });
+            Err(source) if options.hard_fail => {
+                return Err(BindError { name: options.name, address: options.address, source });
             }
             Err(error) => {
-                complain(&plan, &error);
+                log_failure(&options, &error);
                 None
             }
         };
         let bound = listener.as_ref().and_then(|listener| listener.local_addr().ok());
-        debug!(address = %plan.address, "Starting {} HTTP server", plan.name);
-        Ok(Server { bound, task: tokio::spawn(keep_serving(plan, listener)) })
+        debug!(address = %options.address, "Starting {} HTTP server", options.name);
+        Ok(Server { bound, task: tokio::spawn(keep_serving(options, listener)) })
     }
 
     /// Closes the listener and all connections; its address is free afterwards.
@@ -80,7 +80,7 @@ impl Server {
         let _ = (&mut self.task).await;
     }
 
-    /// Where it listens, if it does already.
+    /// Where it listens; `None` while it retries.
     pub fn bound(&self) -> Option<SocketAddr> {
         self.bound
     }
@@ -92,19 +92,19 @@ impl Drop for Server {
     }
 }
 
-async fn keep_serving(plan: Plan, mut listener: Option<TcpListener>) {
+async fn keep_serving(options: ServerOptions, mut listener: Option<TcpListener>) {
     loop {
         if let Some(listener) = listener.take() {
-            serve(listener, plan.limits, plan.turned_away.clone(), plan.handler.clone()).await;
+            serve(listener, options.limits, options.refused.clone(), options.handler.clone()).await;
         }
         tokio::time::sleep(RETRY).await;
-        match bind(plan.address, Sockets::DualStack) {
+        match bind(options.address, Sockets::DualStack) {
             Ok(bound) => listener = Some(bound),
-            Err(error) => complain(&plan, &error),
+            Err(error) => log_failure(&options, &error),
         }
     }
 }
 
-fn complain(plan: &Plan, error: &io::Error) {
-    error!(address = %plan.address, err = %error, retryingTime = ?RETRY, "{}", plan.failure);
+fn log_failure(options: &ServerOptions, error: &io::Error) {
+    error!(address = %options.address, err = %error, retryingTime = ?RETRY, "{}", options.failure);
 }

@@ -1,6 +1,6 @@
-//! Info lines that wait for company: `infoBufferSize` and `flushFrequency`, for separate streams.
+//! A buffer for info lines: `infoBufferSize` and `flushFrequency`, with separate streams.
 //!
-//! One buffer for the process, as there is one standard output. Warnings and errors never wait.
+//! The process has one buffer, as it has one standard output. Warnings and errors are not buffered.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -9,13 +9,13 @@ use std::thread;
 use std::time::Duration;
 
 static HELD: Mutex<Held> = Mutex::new(Held(Vec::new()));
-/// Bytes that may be held back; 0 holds back nothing.
+/// The size of the buffer in bytes; 0 disables it.
 static SIZE: AtomicUsize = AtomicUsize::new(0);
-/// The longest time that a line waits, in milliseconds.
+/// The longest time that a line stays in the buffer, in milliseconds.
 static WAIT: AtomicU64 = AtomicU64::new(5000);
 static FLUSHES: AtomicBool = AtomicBool::new(false);
 
-/// Standard output behind the buffer.
+/// Buffered standard output.
 pub(super) struct Buffered;
 
 impl Write for Buffered {
@@ -29,7 +29,7 @@ impl Write for Buffered {
     }
 }
 
-/// Goes on with another size and another time; what is held is written first.
+/// Changes the size and the time, after a flush.
 pub(super) fn configure(size: usize, wait: Duration) {
     flush();
     SIZE.store(size, Ordering::Relaxed);
@@ -42,15 +42,15 @@ pub(super) fn configure(size: usize, wait: Duration) {
             }
         };
         if thread::Builder::new().name("log flush".to_owned()).spawn(work).is_err() {
-            // Without somebody to write them, lines must not wait.
+            // Without the thread that flushes, lines must not be buffered.
             SIZE.store(0, Ordering::Relaxed);
         }
     }
 }
 
-/// Writes what is held. To be called before the process ends.
+/// Writes the buffered lines. Call it before the process ends.
 pub fn flush() {
-    // Nobody is left to tell if standard output is gone.
+    // If standard output is gone, there is nowhere to report it.
     let _ = held(|held| held.flush(&mut io::stdout()));
 }
 

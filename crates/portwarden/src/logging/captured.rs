@@ -1,9 +1,9 @@
-//! What is logged, for tests.
+//! Captures log lines in tests.
 
 use std::io;
 use std::sync::{Arc, Mutex};
 
-/// What this thread logs meanwhile, at every level, one line each: level, place, words, fields.
+/// The log lines of this thread during `run`, at every level: level, target, message, fields.
 pub(crate) fn logged(work: impl FnOnce()) -> String {
     let lines = Lines::default();
     let writer = lines.clone();

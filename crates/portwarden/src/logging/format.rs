@@ -1,4 +1,4 @@
-//! The two forms of a log line.
+//! The two formats of a log line: klog text and JSON.
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use tracing_subscriber::registry::LookupSpan;
 use super::Logs;
 use crate::engine::Moment;
 
-/// Text under this target is written as it is, as klog writes lines that were never taken apart into words and keys.
+/// A message with this target is written unchanged, like unstructured lines of klog.
 pub const PLAIN: &str = "portwarden::plain";
 
-/// Writes lines in the form that is wanted at the moment: klog's text, or one JSON object a line.
+/// Writes lines in the configured format: klog text, or one JSON object per line.
 pub(super) struct Form(pub(super) Arc<Logs>);
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>, N: for<'a> FormatFields<'a> + 'static> FormatEvent<S, N>
@@ -33,7 +33,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>, N: for<'a> FormatFields<'a> + 'stat
     }
 }
 
-/// One event, taken apart.
+/// The parts of an event.
 struct Line {
     level: Level,
     place: String,
@@ -152,7 +152,7 @@ impl Visit for Fields {
     }
 }
 
-/// A file's name; that of `mod.rs` says nothing without its folder.
+/// The name of a file; for `mod.rs`, with its folder.
 fn short(path: &str) -> &str {
     let from = |parts: usize| path.rmatch_indices('/').nth(parts - 1).map_or(path, |(at, _)| &path[at + 1..]);
     if path.ends_with("/mod.rs") { from(2) } else { from(1) }

@@ -1,4 +1,4 @@
-//! How much is told: one number for all, others for single files, both changeable while the process runs.
+//! Verbosity: one number for all files and exceptions for single ones. Both can change while the process runs.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -8,7 +8,7 @@ use tracing::subscriber::Interest;
 use tracing::{Level, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Filter as LayerFilter};
 
-/// The verbosity from which on libraries are heard too.
+/// The verbosity from which on libraries log, too.
 const LIBRARIES_FROM: u32 = 6;
 
 /// `--v` and `--vmodule`.
@@ -18,17 +18,17 @@ pub struct Verbosity {
     patterns: RwLock<Vec<Pattern>>,
 }
 
-/// One item of `--vmodule`: files that match, and how much they tell.
+/// One item of `--vmodule`: a pattern of file names, and their verbosity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pattern {
-    /// A file's name without its ending, or with a `/` its path; `*` and `?` stand for other characters.
+    /// The name of a file without extension, or its path if it has a `/`; `*` and `?` are wildcards.
     pub file: String,
     /// Their verbosity.
     pub verbosity: u32,
 }
 
 impl Verbosity {
-    /// With this number and these exceptions.
+    /// `all` is the verbosity of files without a pattern.
     pub fn new(all: u32, patterns: Vec<Pattern>) -> Arc<Self> {
         Arc::new(Verbosity { all: AtomicU32::new(all), patterns: RwLock::new(patterns) })
     }
@@ -88,7 +88,7 @@ fn needed(metadata: &Metadata<'_>) -> u32 {
     }
 }
 
-/// Lets through what the verbosity allows.
+/// Filters events by verbosity.
 pub(super) struct Filter(pub(super) Arc<Verbosity>);
 
 impl<S: Subscriber> LayerFilter<S> for Filter {

@@ -1,4 +1,4 @@
-//! Logs on stderr, in the two forms that log collectors of a Kubernetes node already read.
+//! Logs on stderr, in the two formats that log collectors of a Kubernetes node read.
 
 mod buffer;
 #[cfg(test)]
@@ -24,24 +24,24 @@ pub use level::{Pattern, Verbosity};
 
 use format::Form;
 
-/// How logs look, where they go and how much they tell; all of it can change while the process runs.
+/// Format, streams and verbosity of the logs. All can change while the process runs.
 #[derive(Debug, Default)]
 pub struct Logs {
     json: AtomicBool,
     split_stream: AtomicBool,
-    /// How much is told.
+    /// `--v` and `--vmodule`.
     pub verbosity: Arc<Verbosity>,
 }
 
 impl Logs {
-    /// Logs by this configuration; nothing is written before [`Logs::start`].
+    /// Nothing is written before [`Logs::start`].
     pub fn new(wanted: &Logging) -> Arc<Self> {
         let logs = Logs::default();
         logs.apply(wanted);
         Arc::new(logs)
     }
 
-    /// Goes on by another configuration.
+    /// Applies another configuration.
     pub fn apply(&self, wanted: &Logging) {
         self.json.store(wanted.format == LogFormat::Json, Ordering::Relaxed);
         self.split_stream.store(wanted.split_stream, Ordering::Relaxed);
@@ -54,7 +54,7 @@ impl Logs {
         self.verbosity.set(wanted.verbosity);
     }
 
-    /// Starts logging for the whole process. Does nothing if somebody else did already.
+    /// Starts logging for the whole process. Does nothing if it was started before.
     pub fn start(self: &Arc<Self>) {
         let layer = tracing_subscriber::fmt::layer()
             .with_writer(Streams(self.clone()))
@@ -94,7 +94,7 @@ pub fn chain(error: &(dyn Error + 'static)) -> String {
     let mut next = error.source();
     while let Some(cause) = next {
         let cause_text = cause.to_string();
-        // Some errors repeat their cause in their own text.
+        // Some errors repeat their cause in their text.
         if !text.ends_with(&cause_text) {
             text.push_str(": ");
             text.push_str(&cause_text);
@@ -104,7 +104,7 @@ pub fn chain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// Makes a panic a line in the log and the end of the process, in whatever thread it happens. The kernel keeps its rules.
+/// Logs a panic of any thread and ends the process. The kernel keeps its rules.
 pub fn end_on_panic() {
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(ToString::to_string).unwrap_or_default();

@@ -1,10 +1,10 @@
-//! What came in from the source.
+//! Metrics of object changes from the source.
 
 use prometheus::{Gauge, IntCounter};
 
 use super::{MetricError, Part};
 
-/// Changes of objects, counted and waiting.
+/// Changes of objects: counters, and those that wait for a sync.
 #[derive(Clone)]
 pub struct ChangeMetrics {
     /// Slice events.

@@ -1,4 +1,4 @@
-//! Answers of the health server.
+//! Metrics of the health server.
 
 use prometheus::IntCounterVec;
 

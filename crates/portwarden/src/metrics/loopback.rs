@@ -13,10 +13,10 @@ use super::{MetricError, Part};
 const REJECTED: &str = "kubeproxy_nftables_localhost_nodeport_rejected_packets_total";
 const REJECTED_HELP: &str = "[ALPHA] Packets to node ports on loopback addresses that were refused";
 
-/// Reads how many packets were refused, as far as the kernel counts them.
+/// Reads the packets that were refused, if the kernel counts them.
 pub type ReadRejected = Box<dyn Fn() -> Vec<(Family, Protocol, u64)> + Send + Sync>;
 
-/// What the proxy for loopback addresses does, and what the rules refuse.
+/// Metrics of the loopback proxy, and of packets that the rules refuse.
 #[derive(Clone)]
 pub struct LoopbackMetrics {
     registry: Registry,
@@ -45,7 +45,7 @@ impl LoopbackMetrics {
         })
     }
 
-    /// Shows them from now on.
+    /// Registers them.
     pub fn show(&self, read: ReadRejected) -> Result<(), MetricError> {
         if self.shown.set(()).is_err() {
             return Ok(());
@@ -59,12 +59,12 @@ impl LoopbackMetrics {
         part.add(REJECTED, Rejected { read, description })
     }
 
-    /// Notes how many ports are open, if any are to be or have been.
+    /// Sets the number of open ports, if there are or were any.
     pub fn listening(&self, family: Family, count: usize, served: bool) {
         if served {
             self.listeners.with_label_values(&[family.as_str()]).set(count as f64);
         } else {
-            // Unknown if it was never served.
+            // It does not exist if no port was ever open.
             let _ = self.listeners.remove_label_values(&[family.as_str()]);
         }
     }

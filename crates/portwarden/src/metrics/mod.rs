@@ -1,7 +1,7 @@
-//! What Portwarden publishes about itself: kube-proxy's metrics under kube-proxy's names, and a few of its own.
+//! Metrics: those of kube-proxy under the same names, and a few of Portwarden.
 //!
-//! Each part of the program has a struct of its own here, built from one registry. Names, types, labels and buckets are part of the
-//! interface (dashboards and alerts are built on them); `tests/metrics.rs` compares them with a recording of the reference.
+//! Each part of the program has a struct here, built from one registry. Names, types, labels and buckets are an interface for dashboards and
+//! alerts; `tests/metrics.rs` compares them with a recording of kube-proxy.
 
 mod changes;
 mod health;
@@ -28,7 +28,7 @@ pub use rest_client::RestClientMetrics;
 pub use sync::{FlowMetrics, ModeMetrics, SyncMetrics};
 pub use text::{CONTENT_TYPE, go_float};
 
-/// A metric could not be set up: two of one name, or labels that do not fit.
+/// A metric could not be registered: a duplicate name, or wrong labels.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot set up the metric {name:?}; this is a mistake in Portwarden")]
 pub struct MetricError {
@@ -36,15 +36,15 @@ pub struct MetricError {
     source: prometheus::Error,
 }
 
-/// All metrics of the process. Cheap to clone; all clones are the same metrics.
+/// All metrics of the process. Cheap to clone; all clones share them.
 #[derive(Clone)]
 pub struct Metrics {
     registry: Registry,
-    /// What syncs do.
+    /// Syncs in every mode.
     pub sync: SyncMetrics,
-    /// What a proxy mode adds.
+    /// Metrics of the proxy mode.
     pub mode: Arc<ModeMetrics>,
-    /// What came in from the source.
+    /// Object changes from the source.
     pub changes: ChangeMetrics,
     /// Clean-up of flows.
     pub flows: FlowMetrics,
@@ -54,7 +54,7 @@ pub struct Metrics {
     pub loopback: LoopbackMetrics,
     /// Requests to the API server.
     pub rest_client: RestClientMetrics,
-    /// What kube-proxy has no name for.
+    /// `portwarden_*`.
     pub own: OwnMetrics,
 }
 
@@ -94,7 +94,7 @@ impl Metrics {
         Ok(())
     }
 
-    /// Everything, in Prometheus' text form.
+    /// All metrics in the text format of Prometheus.
     pub fn text(&self) -> String {
         text::encode(&self.registry.gather())
     }
@@ -109,7 +109,7 @@ pub struct BuildInfo {
     pub git_commit: String,
 }
 
-/// Registers metrics as they are made.
+/// Creates and registers metrics.
 struct Part<'a>(&'a Registry);
 
 impl Part<'_> {
@@ -164,7 +164,7 @@ impl Part<'_> {
             ("git_commit", &version.git_commit),
             ("git_tree_state", ""),
             ("build_date", ""),
-            // No Go in here: the label stays, because queries join on it.
+            // There is no Go version, but queries join on the label.
             ("go_version", ""),
             ("compiler", "rustc"),
             ("platform", &platform),
@@ -180,7 +180,7 @@ impl Part<'_> {
     }
 }
 
-/// The processor's name as Kubernetes spells it.
+/// The architecture in the spelling of Go.
 pub fn go_architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",

@@ -1,4 +1,4 @@
-//! What kube-proxy has no name for.
+//! `portwarden_*`: metrics that kube-proxy does not have.
 
 use prometheus::{GaugeVec, IntCounter, IntCounterVec};
 
@@ -7,21 +7,21 @@ use super::{MetricError, Part};
 /// Portwarden's own metrics.
 #[derive(Clone)]
 pub struct OwnMetrics {
-    /// Times that somebody else changed our objects in the kernel.
+    /// Changes of our kernel objects by other processes.
     pub tampering: IntCounterVec,
-    /// Services that the kernel refuses at present.
+    /// Services that the kernel currently refuses.
     pub isolated: GaugeVec,
-    /// Attempts to look for stale flows that failed.
+    /// Failed attempts to remove stale flows.
     pub flow_failures: IntCounterVec,
     /// Reloads of the configuration file, by result: `applied`, `rejected` or `unchanged`.
     pub reloads: IntCounterVec,
     /// Parts of objects that could not be used.
     pub object_problems: IntCounter,
-    /// Whether a part of the source is behind (1) or follows (0).
+    /// Whether a part of the source fails (1) or works (0).
     pub source_failing: GaugeVec,
     /// Objects or rules written or removed by syncs.
     pub written: IntCounterVec,
-    /// Connections that a server turned away because it had too many.
+    /// Connections that a server closed to make room.
     pub refused_connections: IntCounterVec,
 }
 

@@ -1,21 +1,21 @@
-//! Packets that the kernel counts, read when somebody asks.
+//! Packet counters of the kernel, read at each scrape.
 
 use std::collections::HashMap;
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Counter, Metric, MetricFamily, MetricType};
 
-/// A number that the kernel keeps.
+/// A counter of the kernel.
 pub struct PacketCounter {
-    /// The metric's name.
+    /// The name of the metric.
     pub name: &'static str,
-    /// What it counts.
+    /// The help text of the metric.
     pub help: &'static str,
-    /// Reads it; `None` leaves the metric out.
+    /// Reads it; `None` hides the metric.
     pub read: Box<dyn Fn() -> Option<u64> + Send + Sync>,
 }
 
-/// Shows such numbers.
+/// Publishes packet counters.
 pub(super) struct PacketCollector {
     counters: Vec<PacketCounter>,
     descriptions: Vec<Desc>,

@@ -1,14 +1,14 @@
-//! The process as the kernel sees it, read when somebody asks.
+//! `process_*` metrics, read from `/proc` at each scrape.
 
 use std::fs;
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Counter, Gauge, Metric, MetricFamily, MetricType};
 
-/// Ticks per second in `/proc`: the kernel's interface to programs is fixed at 100 on every architecture we build for.
+/// Ticks per second in `/proc`: 100 on every architecture that we build for.
 const TICKS: f64 = 100.0;
 
-/// Reads `/proc/self`; what cannot be read is left out.
+/// Reads `/proc/self`; values that cannot be read are omitted.
 pub(super) struct ProcessCollector {
     started: Option<f64>,
     page: f64,
@@ -82,7 +82,7 @@ impl Collector for ProcessCollector {
     }
 }
 
-/// When this process started, in seconds since the epoch; zero if the kernel does not tell.
+/// When this process started, in seconds since the epoch; zero if unknown.
 pub fn process_start_time() -> f64 {
     start_time().unwrap_or(0.0)
 }
@@ -105,7 +105,7 @@ struct Stat {
 
 impl Stat {
     fn parse(text: &str) -> Option<Stat> {
-        // The command's name may hold blanks and parentheses; everything after the last one is numbers.
+        // The name of the command may contain blanks and parentheses; everything after the last one is numbers.
         let (_, fields) = text.rsplit_once(')')?;
         let fields: Vec<&str> = fields.split_whitespace().collect();
         // The first field after the name is number 3 in proc(5).
@@ -119,7 +119,7 @@ impl Stat {
     }
 }
 
-/// The soft limit of this name; unlimited is the largest number, as other exporters have it.
+/// The soft limit of this name; unlimited is the largest number, as in other exporters.
 fn limit(limits: &str, name: &str) -> Option<f64> {
     let soft = limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?;
     if soft == "unlimited" { Some(u64::MAX as f64) } else { soft.parse().ok() }

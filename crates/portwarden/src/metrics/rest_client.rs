@@ -83,44 +83,44 @@ impl RestClientMetrics {
         })
     }
 
-    /// A request was answered with a status code, or failed (`<error>`).
+    /// Counts a response by status code, or a failure (`<error>`).
     pub fn answered(&self, code: &str, method: &str, host: &str) {
         self.requests.with_label_values(&[code, method, host]).inc();
     }
 
-    /// A request repeats one that had failed with this code, or without an answer (`<error>`).
+    /// Counts a retry after a failure with this code, or without a response (`<error>`).
     pub fn repeated(&self, code: &str, verb: &str, host: &str) {
         self.retries.with_label_values(&[code, verb, host]).inc();
     }
 
-    /// How long it took to look up the server's name.
+    /// The duration of a DNS look-up.
     pub fn resolved(&self, host: &str, duration: Duration) {
         self.resolution.with_label_values(&[host]).observe(duration.as_secs_f64());
     }
 
-    /// How long a request took.
+    /// The duration of a request.
     pub fn took(&self, verb: &str, host: &str, duration: Duration) {
         self.duration.with_label_values(&[verb, host]).observe(duration.as_secs_f64());
     }
 
-    /// How long a request waited for the client's own limit.
+    /// The time that a request waited for the rate limit.
     pub fn waited(&self, verb: &str, host: &str, duration: Duration) {
         self.rate_limiter.with_label_values(&[verb, host]).observe(duration.as_secs_f64());
     }
 
-    /// A client was made; it replaces the one before.
+    /// Counts a new client, which replaces the last one.
     pub fn connected(&self) {
         self.transports.set(1.0);
         self.transports_made.with_label_values(&["miss"]).inc();
     }
 
-    /// How many bytes an answer has. Those of lists and watches are streams of any length.
+    /// The size of a response. Lists and watches are streams of any length.
     #[expect(clippy::cast_precision_loss, reason = "sizes fit")]
     pub fn received(&self, verb: &str, host: &str, bytes: u64) {
         self.response_size.with_label_values(&[verb, host]).observe(bytes as f64);
     }
 
-    /// How many bytes a request had.
+    /// The size of a request.
     pub fn sent(&self, verb: &str, host: &str, bytes: usize) {
         self.request_size.with_label_values(&[verb, host]).observe(bytes as f64);
     }

@@ -1,4 +1,4 @@
-//! Metrics of syncs and of what follows them.
+//! Metrics of syncs and of the conntrack clean-up after them.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -12,7 +12,7 @@ use super::{MetricError, Part};
 
 const FAMILY: &[&str] = &["ip_family"];
 
-/// What syncs do, in every mode.
+/// Metrics of syncs in every mode.
 #[derive(Clone)]
 pub struct SyncMetrics {
     duration: HistogramVec,
@@ -69,12 +69,12 @@ impl SyncMetrics {
         })
     }
 
-    /// A sync was asked for.
+    /// A sync was requested.
     pub fn queued(&self, family: Family, at: Timestamp) {
         self.last_queued.with_label_values(&[family.as_str()]).set(seconds(at));
     }
 
-    /// A sync ended, well or not.
+    /// A sync succeeded or failed.
     pub fn attempted(&self, family: Family, full: bool, took: Duration) {
         let kind = if full { &self.full_duration } else { &self.partial_duration };
         for histogram in [&self.duration, kind] {
@@ -97,7 +97,7 @@ impl SyncMetrics {
     }
 }
 
-/// Flows that are removed after syncs.
+/// Metrics of the conntrack clean-up.
 #[derive(Clone)]
 pub struct FlowMetrics {
     duration: HistogramVec,
@@ -128,7 +128,7 @@ impl FlowMetrics {
     }
 }
 
-/// What a proxy mode adds. The metrics of a mode appear when it is first used.
+/// Metrics of the proxy modes. Those of a mode appear when it is first used.
 pub struct ModeMetrics {
     registry: Registry,
     known: Mutex<Known>,
@@ -181,7 +181,7 @@ impl ModeMetrics {
         }
     }
 
-    /// Shows numbers that the kernel keeps, from now on.
+    /// Registers packet counters of the kernel.
     pub fn show_packets(&self, counters: Vec<PacketCounter>) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut known.packets, true) {
@@ -190,7 +190,7 @@ impl ModeMetrics {
         let added =
             PacketCollector::new(counters).and_then(|collector| self.registry.register(Box::new(collector)));
         if let Err(error) = added {
-            tracing::warn!(%error, "The kernel's packet counters are not shown");
+            tracing::warn!(%error, "Cannot publish the packet counters of the kernel");
         }
     }
 
@@ -212,7 +212,7 @@ impl ModeMetrics {
             match made {
                 Ok(vector) => known.gauges.insert(metric, vector),
                 Err(error) => {
-                    tracing::warn!(%error, metric, "A mode's number is not shown");
+                    tracing::warn!(%error, metric, "Cannot publish a gauge");
                     return None;
                 }
             };

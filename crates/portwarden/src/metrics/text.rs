@@ -1,13 +1,13 @@
-//! Prometheus' text form, with numbers written as Go writes them: the bound of a bucket is a label, and labels are compared as text.
+//! The text format of Prometheus, with numbers in the format of Go: the bound of a bucket is a label, and labels are compared as text.
 
 use std::fmt::Write;
 
 use prometheus::proto::{LabelPair, Metric, MetricFamily, MetricType};
 
-/// The media type of the text form.
+/// The media type of the text format.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
 
-/// All families, in the order they come in (the registry sorts them by name).
+/// All families in the given order (the registry sorts them by name).
 pub(super) fn encode(families: &[MetricFamily]) -> String {
     let mut out = String::with_capacity(16 * 1024);
     for family in families {
@@ -22,7 +22,7 @@ pub(super) fn encode(families: &[MetricFamily]) -> String {
     out
 }
 
-/// A number in the shortest form that reads back as the same: with an exponent below 0.0001 and from a million on.
+/// A number in the shortest form that parses to the same value, with an exponent below 0.0001 and from a million on.
 pub fn go_float(value: f64) -> String {
     if value.is_nan() {
         return "NaN".to_owned();

@@ -1,4 +1,4 @@
-//! `/debug`: for an operator who looks for a fault. Exists only with profiling switched on.
+//! `/debug`: for an operator who looks for a fault. Exists only while profiling is on.
 
 use std::fmt::Write;
 use std::fs;
@@ -10,13 +10,11 @@ use hyper::header::{HeaderValue, LOCATION};
 use hyper::{Method, StatusCode};
 use tracing::info;
 
-use portwarden_profiling::HeapView;
-
 use super::profiles;
 use crate::http::{Answer, Request, answer, not_found, text, with_header};
 use crate::logging::Verbosity;
 
-/// The longest number that is read.
+/// The longest body that is read: a number.
 const BODY: usize = 64;
 
 /// Answers below `/debug/`.
@@ -27,34 +25,31 @@ pub(super) async fn debug(request: Request, verbosity: &Arc<Verbosity>) -> Answe
         }
         "/debug/pprof/" => index(),
         "/debug/pprof/cmdline" => text(StatusCode::OK, std::env::args().collect::<Vec<_>>().join("\0")),
-        "/debug/pprof/profile" => profiles::cpu(request.uri().query().unwrap_or_default()).await,
-        "/debug/pprof/heap" => profiles::heap(HeapView::InUse).await,
-        "/debug/pprof/allocs" => profiles::heap(HeapView::Allocated).await,
-        "/debug/pprof/symbol" => profiles::symbol(request).await,
         "/debug/pprof/threads" => text(StatusCode::OK, threads(Path::new("/proc/self"))),
         "/debug/pprof/memory" => text(StatusCode::OK, memory(Path::new("/proc/self"))),
         "/debug/flags" | "/debug/flags/" => listing(verbosity),
         "/debug/flags/v" => set_verbosity(request, verbosity).await,
-        _ => not_found(),
+        path => match path.strip_prefix("/debug/pprof/").map(str::to_owned) {
+            Some(page) => profiles::answer(&page, request).await,
+            None => not_found(),
+        },
     }
 }
 
 fn index() -> Answer {
-    let pages = [
-        ("allocs", "memory by function: all that was allocated since profiling was switched on"),
+    let mut pages = vec![
         ("cmdline", "the command line"),
-        ("heap", "memory by function: what lives of that"),
-        ("memory", "where memory is, as the kernel counts it"),
-        ("profile?seconds=30", "processor time by function; takes that long"),
-        ("symbol", "names for addresses"),
+        ("memory", "memory of the process, as the kernel counts it"),
         ("threads", "each thread and the processor time it has used"),
     ];
-    let rows = pages
-        .map(|(page, about)| format!("<tr><td><a href=\"{page}\">{page}</a></td><td>{about}</td></tr>\n"));
+    pages.extend(profiles::PAGES);
+    pages.sort_unstable();
+    let rows = pages.iter().fold(String::new(), |rows, (page, about)| {
+        rows + &format!("<tr><td><a href=\"{page}\">{page}</a></td><td>{about}</td></tr>\n")
+    });
     let page = format!(
-        "<html><head><title>/debug/pprof/</title></head><body>\n<p>profile, heap and allocs are for <code>go tool pprof</code>, for example \
-         <code>go tool pprof http://localhost:10249/debug/pprof/profile</code></p>\n<table>\n{}</table>\n</body></html>\n",
-        rows.concat()
+        "<html><head><title>/debug/pprof/</title></head><body>\n<p>{}</p>\n<table>\n{rows}</table>\n</body></html>\n",
+        profiles::HINT
     );
     answer(StatusCode::OK, "text/html; charset=utf-8", page)
 }
@@ -68,7 +63,7 @@ fn threads(process: &Path) -> String {
     for task in tasks {
         let name = fs::read_to_string(task.join("comm")).unwrap_or_default();
         let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
-        // The name may hold blanks; after its parenthesis, user and system time are fields 14 and 15 of proc(5).
+        // The name may contain blanks; after its parenthesis, user and system time are fields 14 and 15 of proc(5).
         let fields: Vec<&str> =
             stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
         let seconds = |field: usize| {
@@ -81,7 +76,7 @@ fn threads(process: &Path) -> String {
     out
 }
 
-/// What the kernel counts as this process's memory.
+/// The memory of this process as the kernel counts it.
 fn memory(process: &Path) -> String {
     let status = fs::read_to_string(process.join("status")).unwrap_or_default();
     let rollup = fs::read_to_string(process.join("smaps_rollup")).unwrap_or_default();

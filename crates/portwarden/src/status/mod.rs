@@ -1,14 +1,17 @@
-//! The metrics server: numbers, and what the process is and runs on.
+//! The metrics server: metrics, and pages about the process.
 //!
 //! | path | file |
 //! |---|---|
 //! | `/metrics`, `/proxyMode`, `/configz` | here |
 //! | `/healthz`, `/healthz/ping`, `/metrics/slis` | `ping.rs` |
 //! | `/flagz`, `/statusz` | `zpages.rs` |
-//! | `/debug/…` | `debug.rs` and `profiles.rs`, only with profiling |
+//! | `/debug/…` | `debug.rs`, only while profiling is on; profiles in `profiles.rs`, or `no_profiles.rs` without the cargo feature |
 
 mod debug;
+#[cfg(not(feature = "profiling"))]
+mod no_profiles;
 mod ping;
+#[cfg(feature = "profiling")]
 mod profiles;
 mod zpages;
 
@@ -21,13 +24,16 @@ use crate::http::{Answer, Handler, Request, compressible, json, not_found, text,
 use crate::logging::Verbosity;
 use crate::metrics::{CONTENT_TYPE, Metrics, go_float};
 
+#[cfg(not(feature = "profiling"))]
+use no_profiles as profiles;
 use ping::Ping;
+pub(crate) use profiles::sample_heap;
 use zpages::Zpages;
 
-/// What the pages show that may change while the process runs.
+/// Content of the pages that can change while the process runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Shown {
-    /// The mode in force.
+    /// The proxy mode.
     pub mode: &'static str,
     /// The body of `/configz`.
     pub configz: String,
@@ -39,12 +45,12 @@ pub struct Shown {
     pub statusz: bool,
 }
 
-/// What the pages show that never changes.
+/// Content of the pages that never changes.
 #[derive(Debug, Clone)]
 pub struct Identity {
     /// The component's name.
     pub component: &'static str,
-    /// The version to show.
+    /// Of Kubernetes and Portwarden.
     pub version: String,
     /// All flags with their values, sorted by name.
     pub flags: Vec<(&'static str, String)>,
@@ -52,7 +58,7 @@ pub struct Identity {
     pub started: f64,
 }
 
-/// The pages. Cheap to clone; all clones are the same.
+/// The pages. Cheap to clone; all clones share their content.
 #[derive(Clone)]
 pub struct Pages(Arc<Inner>);
 
@@ -66,7 +72,7 @@ struct Inner {
 }
 
 impl Pages {
-    /// Pages about this process.
+    /// Serves nothing by itself: see [`Pages::handler`].
     pub fn new(identity: Identity, shown: Shown, metrics: Metrics, verbosity: Arc<Verbosity>) -> Self {
         let zpages = Zpages::new(&identity);
         Pages(Arc::new(Inner {
@@ -79,12 +85,12 @@ impl Pages {
         }))
     }
 
-    /// Shows something else from now on.
+    /// Replaces the content.
     pub fn show(&self, shown: Shown) {
         *self.0.shown.write().unwrap_or_else(PoisonError::into_inner) = shown;
     }
 
-    /// Answers on the metrics port.
+    /// The handler of the metrics port.
     pub fn handler(&self) -> Handler {
         let pages = self.clone();
         Arc::new(move |request| {

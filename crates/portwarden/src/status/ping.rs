@@ -1,4 +1,4 @@
-//! `/healthz` of the metrics port, which only says that the process answers, and what is counted about it.
+//! `/healthz` of the metrics port, which only shows that the process answers, and its counters at `/metrics/slis`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,14 +7,14 @@ use hyper::{Method, StatusCode};
 use crate::http::{Answer, answer, text};
 use crate::metrics::{CONTENT_TYPE, go_float};
 
-/// How often was asked.
+/// Counts requests.
 #[derive(Debug, Default)]
 pub(super) struct Ping {
     asked: AtomicU64,
 }
 
 impl Ping {
-    /// `/healthz`: always well.
+    /// `/healthz`: always succeeds.
     pub(super) fn healthz(&self, query: &str) -> Answer {
         let parameters = || query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
         let excluded = parameters().any(|(key, value)| key == "exclude" && value == "ping");

@@ -8,20 +8,45 @@ use hyper::header::{CONTENT_DISPOSITION, HeaderValue};
 use hyper::{Method, StatusCode};
 use portwarden_profiling::{Cancel, CpuError, HeapView};
 
-use crate::http::{Answer, Request, answer, text, with_header};
+pub(crate) use portwarden_profiling::sample_heap;
+
+use crate::http::{self, Answer, Request, not_found, text, with_header};
 use crate::logging::chain;
 
-/// How long a CPU profile takes unless it is said.
+/// The default duration of a CPU profile.
 const SECONDS: u64 = 30;
 
-/// No longer than a connection may live.
+/// The longest duration: that of a connection.
 const MOST_SECONDS: u64 = 300;
 
-/// Addresses that are looked up at once, as bytes of text.
+/// The longest list of addresses to look up, in bytes.
 const ADDRESSES: usize = 64 * 1024;
 
-/// Samples all threads for a while. A client that goes away ends it.
-pub(super) async fn cpu(query: &str) -> Answer {
+/// The pages of this file, for the index.
+pub(super) const PAGES: [(&str, &str); 4] = [
+    ("allocs", "memory by function: everything that was allocated since profiling was switched on"),
+    ("heap", "memory by function: what is still allocated of that"),
+    ("profile?seconds=30", "processor time by function; takes that long"),
+    ("symbol", "names for addresses"),
+];
+
+/// What the index says about profiles.
+pub(super) const HINT: &str = "profile, heap and allocs are for <code>go tool pprof</code>, for example \
+                               <code>go tool pprof http://localhost:10249/debug/pprof/profile</code>";
+
+/// Answers a page below `/debug/pprof/`.
+pub(super) async fn answer(page: &str, request: Request) -> Answer {
+    match page {
+        "profile" => cpu(request.uri().query().unwrap_or_default()).await,
+        "heap" => heap(HeapView::InUse).await,
+        "allocs" => heap(HeapView::Allocated).await,
+        "symbol" => symbol(request).await,
+        _ => not_found(),
+    }
+}
+
+/// Samples all threads. Ends early when the client closes the connection.
+async fn cpu(query: &str) -> Answer {
     let seconds = match seconds(query) {
         Ok(seconds) => seconds,
         Err(wrong) => return text(StatusCode::BAD_REQUEST, wrong),
@@ -37,8 +62,7 @@ pub(super) async fn cpu(query: &str) -> Answer {
     }
 }
 
-/// What is allocated, or was.
-pub(super) async fn heap(view: HeapView) -> Answer {
+async fn heap(view: HeapView) -> Answer {
     let name = match view {
         HeapView::InUse => "heap",
         HeapView::Allocated => "allocs",
@@ -49,8 +73,8 @@ pub(super) async fn heap(view: HeapView) -> Answer {
     }
 }
 
-/// Names for addresses such as `0x1234+0x5678`. Our profiles have names in them already; other tools may ask.
-pub(super) async fn symbol(request: Request) -> Answer {
+/// Names for addresses such as `0x1234+0x5678`. Our profiles contain names, but other tools may ask.
+async fn symbol(request: Request) -> Answer {
     let asked = if request.method() == Method::POST {
         match Limited::new(request.into_body(), ADDRESSES).collect().await {
             Ok(body) => String::from_utf8_lossy(&body.to_bytes()).into_owned(),
@@ -66,7 +90,7 @@ pub(super) async fn symbol(request: Request) -> Answer {
         });
         let named = portwarden_profiling::functions_at(addresses);
         let lines = named.iter().map(|(address, name)| format!("{address:#x} {name}\n"));
-        // Only whether it is 0 matters to those who ask.
+        // Clients only check whether it is 0.
         lines.fold("num_symbols: 1\n".to_owned(), |out, line| out + &line)
     };
     match blocking(look_up).await {
@@ -75,7 +99,7 @@ pub(super) async fn symbol(request: Request) -> Answer {
     }
 }
 
-/// Ends a profile that nobody waits for.
+/// Cancels the profile when the client closes the connection.
 struct CancelOnDrop(Cancel);
 
 impl Drop for CancelOnDrop {
@@ -84,18 +108,18 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// Looking up names takes its time, which watches and health checks do not have.
+/// Looks up names on another thread: it takes too long for the one that serves watches and health checks.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     tokio::task::spawn_blocking(work).await.ok()
 }
 
 fn interrupted() -> Answer {
-    text(StatusCode::SERVICE_UNAVAILABLE, "the process is about to end\n")
+    text(StatusCode::SERVICE_UNAVAILABLE, "the process is shutting down\n")
 }
 
 fn file(name: &'static str, content: impl Into<Bytes>) -> Answer {
     let disposition = HeaderValue::from_str(&format!("attachment; filename=\"{name}\""));
-    let answer = answer(StatusCode::OK, "application/octet-stream", content);
+    let answer = http::answer(StatusCode::OK, "application/octet-stream", content);
     match disposition {
         Ok(disposition) => with_header(answer, CONTENT_DISPOSITION, disposition),
         Err(_) => answer,
@@ -116,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_profile_takes_as_long_as_is_said_within_bounds() {
+    fn the_duration_of_a_profile_has_bounds() {
         for (query, wanted) in [
             ("", Some(30)),
             ("seconds=0", Some(30)),

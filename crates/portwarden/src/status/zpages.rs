@@ -1,4 +1,4 @@
-//! `/flagz` and `/statusz`: text for people, an object for programs that ask for one.
+//! `/flagz` and `/statusz`: text, or an object if the client accepts one.
 
 use hyper::StatusCode;
 use hyper::header::{ACCEPT, HeaderName, HeaderValue};
@@ -20,7 +20,7 @@ pub(super) struct Zpages {
     started: Timestamp,
 }
 
-/// What a client wants to get.
+/// The format that a client accepts.
 #[derive(Debug, PartialEq, Eq)]
 enum Form {
     Text,
@@ -29,7 +29,7 @@ enum Form {
         version: &'static str,
         media_type: &'static str,
     },
-    /// Nothing that we have.
+    /// No supported format.
     Unknown,
 }
 
@@ -66,7 +66,7 @@ impl Zpages {
         )
     }
 
-    /// What this process is.
+    /// Versions, start time and paths.
     pub(super) fn statusz(&self, request: &Request, shown: &Shown) -> Answer {
         let up = Moment::now().wall.as_nanos().saturating_sub(self.started.as_nanos()).max(0) / 1_000_000_000;
         let paths = paths(shown);
@@ -129,7 +129,7 @@ fn deprecated(answer: Answer) -> Answer {
     with_header(answer, HeaderName::from_static("warning"), warning)
 }
 
-/// The first form in an `Accept` header that we have.
+/// The first supported format in an `Accept` header.
 fn form(accept: &str, kind: &str) -> Form {
     if accept.trim().is_empty() {
         return Form::Text;
@@ -174,7 +174,7 @@ fn not_acceptable() -> Answer {
     crate::http::json(StatusCode::NOT_ACCEPTABLE, status.to_string())
 }
 
-/// The pages there are.
+/// The existing pages.
 fn paths(shown: &Shown) -> Vec<&'static str> {
     [
         ("/configz", true),

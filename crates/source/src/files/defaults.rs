@@ -1,11 +1,11 @@
-//! What an API server fills in before anybody sees an object. Files come without one.
+//! Defaults that an API server would set: manifests in files lack them.
 
 use portwarden_model::{Family, Problem, manifest, parse_ip};
 
-/// The namespace of objects that name none.
+/// The namespace of objects without one.
 const NAMESPACE: &str = "default";
 
-/// Fills in a Service; the problems are things that only an API server could settle.
+/// Sets the defaults of a Service. A problem is a field that only an API server could set.
 pub(super) fn service(service: &mut manifest::Service) -> Vec<Problem> {
     namespace(&mut service.metadata);
     let spec = &mut service.spec;
@@ -31,7 +31,7 @@ pub(super) fn service(service: &mut manifest::Service) -> Vec<Problem> {
     }]
 }
 
-/// Fills in an EndpointSlice.
+/// Sets the defaults of an EndpointSlice.
 pub(super) fn endpoint_slice(slice: &mut manifest::EndpointSlice) {
     namespace(&mut slice.metadata);
     for port in &mut slice.ports {
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_assigns_a_missing_cluster_ip() {
+    fn a_missing_cluster_ip_is_reported() {
         let mut from = manifest::Service::default();
         assert_eq!(service(&mut from).len(), 1);
         from.spec.cluster_ip = "None".into();

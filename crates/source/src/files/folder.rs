@@ -1,4 +1,4 @@
-//! The files: which there are, and the last good content of each.
+//! The files of the folder, and the last valid content of each.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,19 +13,16 @@ use portwarden_model::{Event, Interner, Kind, NamespacedName, Problem, manifest}
 
 use super::defaults;
 use super::parse::{Object, parse};
-use super::route::Points;
-use crate::settle::Manifest;
+use super::watched_paths::WatchedPaths;
+use crate::manifest::Manifest;
 
-/// Two writes within this time can leave a file with equal size and times.
+/// Two writes within this time can leave a file with the same size and times.
 const CLOCK_STEP: Duration = Duration::from_millis(100);
 
 /// What identifies an object; the namespace is empty for cluster-wide kinds.
 pub(super) type Key = (Kind, NamespacedName);
 
-/// Whether the folder itself could be read.
-pub(super) type Look = io::Result<()>;
-
-/// All files, as last seen.
+/// All files as of the last scan.
 #[derive(Debug)]
 pub(super) struct Folder {
     root: PathBuf,
@@ -34,30 +31,29 @@ pub(super) struct Folder {
     files: BTreeMap<PathBuf, File>,
 }
 
-/// One file.
 #[derive(Debug, Default)]
 pub(super) struct File {
-    seen: Option<Seen>,
-    /// Its last good content.
-    pub(super) objects: Vec<Settled>,
-    /// What is wrong with it now.
+    version: Option<FileVersion>,
+    /// The last valid content.
+    pub(super) objects: Vec<FileObject>,
+    /// The current error.
     pub(super) problem: Option<Problem>,
 }
 
-/// An object of a file.
 #[derive(Debug)]
-pub(super) struct Settled {
+pub(super) struct FileObject {
     pub(super) key: Key,
-    /// How the object is applied; nothing if it is not to be proxied.
+    /// `None` for an object that is not proxied.
     pub(super) event: Option<Arc<Event>>,
     pub(super) problems: Vec<Problem>,
 }
 
-/// Tells whether a file may have changed since it was read.
+/// Detects whether a file may have changed since it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Seen {
+struct FileVersion {
     identity: (u64, u64, u64, i64, i64, i64, i64),
-    settled: bool,
+    /// Whether a later change would show in `identity`.
+    conclusive: bool,
     hash: u64,
 }
 
@@ -72,24 +68,24 @@ impl Folder {
         self.files.iter().map(|(path, file)| (path.as_path(), file))
     }
 
-    /// Where changes must be noticed.
-    pub(super) fn points(&self) -> Points {
-        let mut points = Points::default();
-        if let Some(target) = points.add_route(&self.root)
+    /// The directories to watch for changes.
+    pub(super) fn watched_paths(&self) -> WatchedPaths {
+        let mut paths_to_watch = WatchedPaths::default();
+        if let Some(target) = paths_to_watch.add_path(&self.root)
             && target.is_dir()
         {
             for path in manifests_in(&target).unwrap_or_default() {
                 if path.is_symlink() {
-                    points.add_route(&path);
+                    paths_to_watch.add_path(&path);
                 }
             }
-            points.add_all(target);
+            paths_to_watch.add_directory(target);
         }
-        points
+        paths_to_watch
     }
 
-    /// Reads what changed.
-    pub(super) fn look(&mut self) -> Look {
+    /// Reads the files that changed. Fails if the folder itself cannot be read.
+    pub(super) fn scan(&mut self) -> io::Result<()> {
         let is_folder = fs::metadata(&self.root)?.is_dir();
         let paths = if is_folder { manifests_in(&self.root)? } else { vec![self.root.clone()] };
         let mut files = std::mem::take(&mut self.files);
@@ -112,13 +108,17 @@ impl Folder {
         if !metadata.is_file() {
             return Err(io::Error::other("it is not a regular file"));
         }
-        if file.seen.as_ref().is_some_and(|seen| seen.settled && seen.identity == identity(&metadata)) {
+        if file.version.as_ref().is_some_and(|last| last.conclusive && last.identity == identity(&metadata)) {
             return Ok(());
         }
         let bytes = fs::read(path)?;
-        let seen = Seen { identity: identity(&metadata), settled: is_settled(&metadata), hash: hash(&bytes) };
-        let same = file.seen.as_ref().is_some_and(|before| before.hash == seen.hash);
-        file.seen = Some(seen);
+        let version = FileVersion {
+            identity: identity(&metadata),
+            conclusive: is_conclusive(&metadata),
+            hash: hash(&bytes),
+        };
+        let same = file.version.as_ref().is_some_and(|before| before.hash == version.hash);
+        file.version = Some(version);
         if same {
             return Ok(());
         }
@@ -134,38 +134,38 @@ impl Folder {
         let content = parse(&text).map_err(|error| (format!("line {}", error.line), error.reason));
         match content.and_then(|content| {
             for what in &content.ignored {
-                tracing::info!(file = %path.display(), object = %what, "not used by a proxy, ignored");
+                tracing::info!(file = %path.display(), object = %what, "Ignored an object that a proxy does not use");
             }
-            self.settle(content.objects)
+            self.convert_all(content.objects)
         }) {
-            Ok(objects) => *file = File { seen: file.seen.take(), objects, problem: None },
+            Ok(objects) => *file = File { version: file.version.take(), objects, problem: None },
             Err((place, reason)) => file.fail(path, &place, &reason),
         }
         Ok(())
     }
 
-    fn settle(&mut self, objects: Vec<Object>) -> Result<Vec<Settled>, (String, String)> {
-        let mut settled = Vec::with_capacity(objects.len());
+    fn convert_all(&mut self, objects: Vec<Object>) -> Result<Vec<FileObject>, (String, String)> {
+        let mut converted = Vec::with_capacity(objects.len());
         for (index, object) in objects.into_iter().enumerate() {
             let object = match object {
                 Object::Service(mut service) => {
                     let problems = defaults::service(&mut service);
-                    self.settle_one(&*service, problems)
+                    self.convert(&*service, problems)
                 }
                 Object::EndpointSlice(mut slice) => {
                     defaults::endpoint_slice(&mut slice);
-                    self.settle_one(&slice, Vec::new())
+                    self.convert(&slice, Vec::new())
                 }
                 Object::Node(node) if node.metadata.name != self.node_name => continue,
-                Object::Node(node) => self.settle_one(&node, Vec::new()),
-                Object::ServiceCidr(cidr) => self.settle_one(&cidr, Vec::new()),
+                Object::Node(node) => self.convert(&node, Vec::new()),
+                Object::ServiceCidr(cidr) => self.convert(&cidr, Vec::new()),
             };
-            settled.push(object.ok_or((format!("object {}", index + 1), "no `metadata.name`".to_owned()))?);
+            converted.push(object.ok_or((format!("object {}", index + 1), "no `metadata.name`".to_owned()))?);
         }
-        Ok(settled)
+        Ok(converted)
     }
 
-    fn settle_one<M: Manifest>(&mut self, from: &M, mut problems: Vec<Problem>) -> Option<Settled> {
+    fn convert<M: Manifest>(&mut self, from: &M, mut problems: Vec<Problem>) -> Option<FileObject> {
         let manifest::Metadata { name, namespace, .. } = from.metadata();
         if name.is_empty() {
             return None;
@@ -173,7 +173,7 @@ impl Folder {
         let namespace = if matches!(M::KIND, Kind::Service | Kind::EndpointSlice) { namespace } else { "" };
         let (event, more) = from.applied(&mut self.names);
         problems.extend(more);
-        Some(Settled {
+        Some(FileObject {
             key: (M::KIND, NamespacedName::new(namespace, name)),
             event: (event != from.deleted()).then(|| Arc::new(event)),
             problems,
@@ -183,7 +183,7 @@ impl Folder {
 
 impl File {
     fn fail(&mut self, path: &Path, place: &str, reason: &str) {
-        let outcome = if self.objects.is_empty() { "left out" } else { "its last good content stays" };
+        let outcome = if self.objects.is_empty() { "ignored" } else { "its last valid content stays" };
         self.problem = Some(Problem {
             object: path.display().to_string(),
             field: place.to_owned(),
@@ -192,7 +192,7 @@ impl File {
     }
 }
 
-/// The manifests of a folder. Names with a dot in front are a ConfigMap's versions and editors' own files.
+/// The manifests of a folder. Hidden files are the versions of a ConfigMap and temporary files of editors.
 fn manifests_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -218,8 +218,8 @@ fn identity(metadata: &fs::Metadata) -> (u64, u64, u64, i64, i64, i64, i64) {
     )
 }
 
-/// Whether a later change would show in the file's times.
-fn is_settled(metadata: &fs::Metadata) -> bool {
+/// Whether a later change would show in the times of the file.
+fn is_conclusive(metadata: &fs::Metadata) -> bool {
     let age = metadata.modified().ok().and_then(|at| SystemTime::now().duration_since(at).ok());
     age.is_some_and(|age| age > CLOCK_STEP)
 }

@@ -1,36 +1,36 @@
-//! A folder of manifests, or a single file, as the source of objects: no cluster is needed.
+//! A folder of manifests, or a single file, as the source of objects, without a cluster.
 //!
 //! | file | what |
 //! |---|---|
 //! | `parse.rs` | the text of a file to manifests |
-//! | `defaults.rs` | what an API server would have filled in |
-//! | `folder.rs` | which files there are, and the last good content of each |
-//! | `merged.rs` | all files as one set of objects, and what changed in it |
-//! | `route.rs` | which directories must be followed to notice every change |
+//! | `defaults.rs` | fields that an API server would fill in |
+//! | `folder.rs` | the files, and the last valid content of each |
+//! | `merge.rs` | all files as one set of objects, and its changes |
+//! | `watched_paths.rs` | the directories to watch, symbolic links included |
 //! | `watch.rs` | inotify |
 
 mod defaults;
 mod folder;
-mod merged;
+mod merge;
 mod parse;
-mod route;
 mod watch;
+mod watched_paths;
 
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use folder::{Folder, Look};
-use merged::Merged;
+use folder::Folder;
+use merge::MergedFiles;
 use watch::Watch;
 
 use crate::sink::{Closed, Health, Sink};
 
-/// Even with inotify, look again now and then: network file systems and renamed parent folders tell nothing.
-const LOOK_AGAIN: Duration = Duration::from_secs(30);
-/// Without inotify this is how changes are noticed.
-const LOOK_WITHOUT_INOTIFY: Duration = Duration::from_secs(2);
-/// How often to start over while the folder changes under our eyes.
+/// Files are also scanned at intervals: network file systems and renamed parent folders cause no inotify event.
+const SCAN_INTERVAL: Duration = Duration::from_secs(30);
+/// The interval without inotify.
+const SCAN_INTERVAL_WITHOUT_INOTIFY: Duration = Duration::from_secs(2);
+/// How often to start over while the folder changes during a scan.
 const ATTEMPTS: usize = 5;
 
 /// The source that reads manifests from a folder or a file.
@@ -41,15 +41,15 @@ pub struct Files {
 }
 
 impl Files {
-    /// Reads `path`; of the Nodes in it, only the one with this name counts.
+    /// Reads `path`, and ignores Nodes with another name.
     pub fn new(path: impl Into<PathBuf>, node_name: impl Into<String>) -> io::Result<Self> {
         Ok(Files { path: std::path::absolute(path.into())?, node_name: node_name.into() })
     }
 
-    /// Tells all objects and then every change, until nobody listens any more.
+    /// Sends all objects and then every change, until the sink is closed.
     ///
-    /// What cannot be read keeps its last good content. As long as the folder itself has never been there, no list is
-    /// complete; if it goes away later, all objects stay until it is back.
+    /// A file that cannot be read keeps its last valid content. Until the folder exists, no list is complete; if it disappears later, all
+    /// objects stay until it is back.
     pub async fn run(self, sink: Sink) {
         let part = self.path.display().to_string();
         let (watch, health) = match Watch::new() {
@@ -57,17 +57,17 @@ impl Files {
             Err(error) => (None, Health::Failing(no_inotify(&error))),
         };
         let folder = Folder::new(self.path, self.node_name);
-        let mut runner = Runner { sink, part, watch, health, told: None, merged: Merged::default() };
-        // The only way to end is that nobody listens.
+        let mut runner = Runner { sink, part, watch, health, reported: None, merged: MergedFiles::default() };
+        // Only a closed sink ends this.
         let Err(Closed) = runner.run(folder).await else { return };
     }
 }
 
 fn no_inotify(error: &io::Error) -> String {
     format!(
-        "cannot follow changes with inotify ({error}); looking every {} s instead. If the limit is reached, raise \
+        "cannot watch for changes with inotify ({error}); scanning every {} s instead. If the limit is reached, raise \
          fs.inotify.max_user_instances and fs.inotify.max_user_watches",
-        LOOK_WITHOUT_INOTIFY.as_secs()
+        SCAN_INTERVAL_WITHOUT_INOTIFY.as_secs()
     )
 }
 
@@ -75,61 +75,61 @@ struct Runner {
     sink: Sink,
     part: String,
     watch: Option<Watch>,
-    /// What the state is when the folder can be read.
+    /// The state while the folder can be read.
     health: Health,
-    told: Option<Health>,
-    merged: Merged,
+    reported: Option<Health>,
+    merged: MergedFiles,
 }
 
 impl Runner {
     async fn run(&mut self, mut folder: Folder) -> Result<(), Closed> {
         loop {
-            let look;
-            (folder, look) = self.look(folder).await?;
-            match look {
+            let scanned;
+            (folder, scanned) = self.scan(folder).await?;
+            match scanned {
                 Ok(()) => {
-                    let news = self.merged.update(&folder);
-                    self.sink.problems(news.problems)?;
-                    self.sink.events(news.events).await?;
-                    self.tell(self.health.clone())?;
+                    let difference = self.merged.update(&folder);
+                    self.sink.problems(difference.problems)?;
+                    self.sink.events(difference.events).await?;
+                    self.report(self.health.clone())?;
                 }
-                Err(error) => self.tell(Health::Failing(format!(
-                    "cannot read it ({error}); objects stay as they are until it is back"
+                Err(error) => self.report(Health::Failing(format!(
+                    "cannot read it ({error}); objects stay unchanged until it is back"
                 )))?,
             }
             self.wait().await;
         }
     }
 
-    /// Looks at all files while they hold still: a directory that must be followed is followed before its files are read.
-    async fn look(&mut self, mut folder: Folder) -> Result<(Folder, Look), Closed> {
-        let mut look = Ok(());
+    /// Scans all files until the set of directories stays the same: a directory must be watched before its files are read.
+    async fn scan(&mut self, mut folder: Folder) -> Result<(Folder, io::Result<()>), Closed> {
+        let mut scanned = Ok(());
         for _ in 0..ATTEMPTS {
-            let before = folder.points();
+            let before = folder.watched_paths();
             if let Some(watch) = &mut self.watch
-                && let Err(error) = watch.follow(&before)
+                && let Err(error) = watch.set_paths(&before)
             {
                 self.watch = None;
                 self.health = Health::Failing(no_inotify(&error));
             }
-            // A failed join means that the runtime is going down.
-            (folder, look) = tokio::task::spawn_blocking(move || {
-                let look = folder.look();
-                (folder, look)
+            // A failed join means that the runtime shuts down.
+            (folder, scanned) = tokio::task::spawn_blocking(move || {
+                let scanned = folder.scan();
+                (folder, scanned)
             })
             .await
             .map_err(|_| Closed)?;
-            if folder.points() == before {
+            if folder.watched_paths() == before {
                 break;
             }
         }
-        Ok((folder, look))
+        Ok((folder, scanned))
     }
 
-    fn tell(&mut self, health: Health) -> Result<(), Closed> {
-        if self.told.as_ref() != Some(&health) {
+    fn report(&mut self, health: Health) -> Result<(), Closed> {
+        if self.reported.as_ref() != Some(&health) {
             self.sink.status(&self.part, health.clone())?;
-            self.told = Some(health);
+            self.reported = Some(health);
         }
         Ok(())
     }
@@ -137,12 +137,12 @@ impl Runner {
     async fn wait(&mut self) {
         match &mut self.watch {
             Some(watch) => {
-                if let Ok(Err(error)) = tokio::time::timeout(LOOK_AGAIN, watch.changed()).await {
+                if let Ok(Err(error)) = tokio::time::timeout(SCAN_INTERVAL, watch.changed()).await {
                     self.watch = None;
                     self.health = Health::Failing(no_inotify(&error));
                 }
             }
-            None => tokio::time::sleep(LOOK_WITHOUT_INOTIFY).await,
+            None => tokio::time::sleep(SCAN_INTERVAL_WITHOUT_INOTIFY).await,
         }
     }
 }

@@ -1,7 +1,7 @@
-//! From the text of one file to manifests: YAML or JSON, several documents, lists.
+//! Parses the text of one file: YAML or JSON, several documents, lists.
 //!
-//! Each document is read twice: first its outline, to learn what it holds, then those objects that a proxy uses, straight
-//! into their types. So an error still knows its line, and objects of other kinds may have any shape.
+//! Each document is read twice: first its outline, to find the kinds of its objects, then the objects that a proxy uses, into their
+//! types. So an error has its line number, and objects of other kinds may have any shape.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub(super) enum Object {
     ServiceCidr(manifest::ServiceCidr),
 }
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Content {
     /// The objects that a proxy uses, in order.
@@ -41,7 +41,7 @@ pub(super) fn parse(text: &str) -> Result<Content, ParseError> {
     if !text.trim_start().starts_with('{') {
         return yaml(text);
     }
-    // YAML's inline form looks like JSON; it is told by being none.
+    // The inline form of YAML looks like JSON, but does not parse as JSON.
     json(text).or_else(|error| yaml(text).map_err(|_| error))
 }
 
@@ -74,7 +74,7 @@ fn json(text: &str) -> Result<Content, ParseError> {
         let (before, document) = (text.get(..start).unwrap_or(text), text.get(start..).unwrap_or_default());
         let lines_before = before.matches('\n').count() as u64;
         let here = lines_before + leading_lines(document) + 1;
-        // The outlines' reader counts lines from the start of the file, a document's own reader from its start.
+        // The outline reader counts lines from the start of the file, the document reader from the start of the document.
         let outline = outline
             .map_err(|error| ParseError { line: error.line() as u64, reason: without_position(&error) })?;
         let plan = outline.plan(&mut content.ignored).map_err(|reason| ParseError { line: here, reason })?;
@@ -87,8 +87,8 @@ fn json(text: &str) -> Result<Content, ParseError> {
     Ok(content)
 }
 
-/// The documents of a YAML text, each with the number of its first line. A line of three dashes begins a document even
-/// inside a block of text, by YAML's own rule, so that no parser is needed to find it.
+/// The documents of a YAML text, each with the number of its first line. By the rules of YAML, three dashes begin a document even
+/// inside a block of text, so no parser is needed to find it.
 fn documents(text: &str) -> Vec<(u64, &str)> {
     let mut documents = Vec::new();
     let (mut start, mut first_line, mut offset) = (0, 1, 0);
@@ -128,7 +128,7 @@ fn yaml_options() -> serde_saphyr::Options {
     }
 }
 
-/// The parser's text without the position, which counts from the document's start and would contradict ours.
+/// The message without the position, which counts from the start of the document and would contradict ours.
 fn plain(error: &serde_saphyr::Error) -> String {
     let text = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
     let cut = text.rfind(" at line ").unwrap_or(text.len());
@@ -140,7 +140,7 @@ fn without_position(error: &serde_json::Error) -> String {
     text.rfind(" at line ").and_then(|cut| text.get(..cut)).unwrap_or(&text).to_owned()
 }
 
-/// The part of a document that says what it is.
+/// The fields that identify a document.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Outline {
@@ -156,7 +156,7 @@ enum Plan {
     List(Vec<Use>),
 }
 
-/// As what to read an object.
+/// The type to read an object as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Use {
     Service,

@@ -1,4 +1,4 @@
-//! Notices changes with inotify, and waits until those who write are done.
+//! Watches directories with inotify, and waits until writers are done.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -10,12 +10,12 @@ use futures::StreamExt;
 use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchDescriptor, WatchMask};
 use tokio::time::Instant;
 
-use super::route::{Interest, Points};
+use super::watched_paths::{Interest, WatchedPaths};
 
-/// A change counts as over after this much silence: tools touch a file several times in a row.
+/// A change is complete after this time without events: tools touch a file several times in a row.
 const QUIET: Duration = Duration::from_millis(25);
-/// Nobody is waited for longer than this, so that a folder that never rests is still read.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// The longest wait for writers, so that a folder that changes all the time is still read.
+const MAX_WAIT: Duration = Duration::from_secs(2);
 
 const MASK: WatchMask = WatchMask::CREATE
     .union(WatchMask::DELETE)
@@ -28,27 +28,27 @@ const MASK: WatchMask = WatchMask::CREATE
     .union(WatchMask::MOVE_SELF)
     .union(WatchMask::ONLYDIR);
 
-/// Follows a set of directories.
+/// An inotify instance.
 #[derive(Debug)]
 pub(super) struct Watch {
     events: EventStream<Vec<u8>>,
     directories: HashMap<WatchDescriptor, (PathBuf, Interest)>,
-    /// Files with changes whose writer has not closed them yet.
+    /// Changed files that are not closed yet.
     open: HashSet<(WatchDescriptor, OsString)>,
 }
 
 impl Watch {
-    /// Follows nothing yet.
+    /// Watches nothing yet.
     pub(super) fn new() -> io::Result<Self> {
         let events = Inotify::init()?.into_event_stream(vec![0; 4096])?;
         Ok(Watch { events, directories: HashMap::new(), open: HashSet::new() })
     }
 
-    /// Follows exactly these directories from now on; one that is gone in the meantime is left out.
-    pub(super) fn follow(&mut self, points: &Points) -> io::Result<()> {
+    /// Replaces the watched directories; missing ones are skipped.
+    pub(super) fn set_paths(&mut self, paths: &WatchedPaths) -> io::Result<()> {
         let mut watches = self.events.watches();
         let mut directories = HashMap::new();
-        for (directory, interest) in points.iter() {
+        for (directory, interest) in paths.iter() {
             match watches.add(directory, MASK) {
                 Ok(descriptor) => {
                     directories.insert(descriptor, (directory.clone(), interest.clone()));
@@ -60,7 +60,7 @@ impl Watch {
         }
         for descriptor in self.directories.keys().filter(|descriptor| !directories.contains_key(*descriptor))
         {
-            // The kernel has dropped the watch of a deleted directory by itself.
+            // The kernel removes the watch of a deleted directory.
             let _ = watches.remove(descriptor.clone());
         }
         self.open.retain(|(descriptor, _)| directories.contains_key(descriptor));
@@ -68,10 +68,10 @@ impl Watch {
         Ok(())
     }
 
-    /// Returns after a change, once nothing more happens and no writer is at work.
+    /// Returns after a change, once events stop and all written files are closed.
     pub(super) async fn changed(&mut self) -> io::Result<()> {
         while !self.read().await? {}
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + MAX_WAIT;
         while Instant::now() < deadline {
             let limit = if self.open.is_empty() { (Instant::now() + QUIET).min(deadline) } else { deadline };
             match tokio::time::timeout_at(limit, self.read()).await {
@@ -83,11 +83,11 @@ impl Watch {
         Ok(())
     }
 
-    /// Waits for an event; says whether it matters.
+    /// Waits for an event, and returns whether it is relevant.
     async fn read(&mut self) -> io::Result<bool> {
         match self.events.next().await {
             Some(event) => Ok(self.note(event?)),
-            None => Err(io::Error::other("inotify ended by itself")),
+            None => Err(io::Error::other("inotify ended")),
         }
     }
 

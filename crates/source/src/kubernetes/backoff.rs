@@ -1,12 +1,12 @@
-//! How long to wait after a failure: longer each time, never at the same moment as everybody else.
+//! Exponential backoff with jitter, so that nodes do not retry at the same moment.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 const FIRST: Duration = Duration::from_millis(800);
-/// Without a failure for this long, the past is forgotten.
-const FORGET: Duration = Duration::from_secs(120);
+/// Without a failure for this long, the next one counts as the first.
+const RESET_AFTER: Duration = Duration::from_secs(120);
 
 /// Counts failures.
 #[derive(Debug, Default)]
@@ -16,9 +16,9 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// Notes a failure. The wait is between one and two times the step, by `random` in 0..1; no step is above `most`.
+    /// Counts a failure. The delay is between one and two times the step, by `random` in 0..1; the step is at most `most`.
     pub(crate) fn delay(&mut self, now: Instant, random: f64, most: Duration) -> Duration {
-        if self.until.is_some_and(|until| now.saturating_duration_since(until) >= FORGET) {
+        if self.until.is_some_and(|until| now.saturating_duration_since(until) >= RESET_AFTER) {
             self.failures = 0;
         }
         let step = FIRST.saturating_mul(1u32 << self.failures.min(10)).min(most);
@@ -28,14 +28,14 @@ impl Backoff {
         delay
     }
 
-    /// Failures in a row, as far as they are not forgotten.
+    /// Recent failures in a row.
     pub(crate) fn failures(&self, now: Instant) -> u32 {
-        let recent = self.until.is_some_and(|until| now.saturating_duration_since(until) < FORGET);
+        let recent = self.until.is_some_and(|until| now.saturating_duration_since(until) < RESET_AFTER);
         if recent { self.failures } else { 0 }
     }
 }
 
-/// A random number in 0..1. Only spreads load, so the quality of the standard hasher's seed is plenty.
+/// A random number in 0..1. It only spreads load, so the seed of the standard hasher is random enough.
 pub(crate) fn random() -> f64 {
     use std::hash::{BuildHasher, RandomState};
     let bits = u32::try_from(RandomState::new().hash_one(()) >> 32).unwrap_or(0);
@@ -62,7 +62,7 @@ mod tests {
         }
         assert_eq!(waits, [800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000]);
         assert_eq!(backoff.failures(now), 8);
-        now += FORGET;
+        now += RESET_AFTER;
         assert_eq!(backoff.failures(now), 0);
         assert_eq!(backoff.delay(now, 0.5, LONG).as_millis(), 1200);
     }

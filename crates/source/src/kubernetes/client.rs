@@ -15,37 +15,36 @@ use kube::client::Body;
 use tokio::sync::MutexGuard;
 use tokio::time::Instant;
 
-use super::access::{Access, AccessError, Surroundings};
 use super::connect;
+use super::credentials::{Access, AccessError, Environment, TokenFile};
+use super::dns::{Resolutions, TimedResolver};
 use super::error::{RequestError, chain};
-use super::limiter::Limiter;
-use super::resolve::{Resolutions, TimedResolver};
-use super::token::TokenFile;
+use super::rate_limiter::RateLimiter;
 use crate::wire::{Media, Status, decode_status};
 
-/// Time until the head of an answer must be there; the server itself gives up after as long.
-const ANSWER: Duration = Duration::from_secs(60);
-/// Of an error's text, no more is read.
-const ERROR_TEXT: usize = 64 << 10;
+/// Timeout for the head of a response; the server has the same.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
+/// The longest error text that is read.
+const MAX_ERROR_TEXT: usize = 64 << 10;
 /// The rate when the configuration says 0.
 const DEFAULT_QPS: f32 = 5.0;
 
-/// How to talk to an API server; the fields are those of `clientConnection` in kube-proxy's configuration.
+/// How to connect to an API server: the fields of `clientConnection` in kube-proxy's configuration.
 #[derive(Debug, Clone)]
 pub struct ClientOptions {
-    /// A kubeconfig file.
+    /// Without it, `master` or the service account of the pod is used.
     pub kubeconfig: Option<PathBuf>,
-    /// Replaces the server's address.
+    /// Replaces the server of the kubeconfig.
     pub master: Option<String>,
-    /// The media type that is asked for first.
+    /// The preferred media type.
     pub content_type: String,
     /// The whole `Accept` header, if not empty.
     pub accept_content_types: String,
-    /// Requests a second; 0 means 5, below zero means no limit.
+    /// Requests per second; 0 means 5, a negative number means no limit.
     pub qps: f32,
-    /// Requests at once.
+    /// Requests above the rate that may be sent at once.
     pub burst: u32,
-    /// Who is asking.
+    /// The `User-Agent` header.
     pub user_agent: String,
 }
 
@@ -63,30 +62,30 @@ impl Default for ClientOptions {
     }
 }
 
-/// One request as it was seen, for metrics.
+/// One request, for metrics.
 #[derive(Debug, Clone, Copy)]
 pub struct Observation<'a> {
     /// The HTTP method.
     pub method: &'a str,
     /// The server's host and port.
     pub host: &'a str,
-    /// The status code; nothing if there was no answer.
+    /// The status code; `None` without a response.
     pub code: Option<u16>,
-    /// Time from the request to the head of the answer.
+    /// Time from the request to the head of the response.
     pub duration: Duration,
-    /// Time that the limit of requests a second cost before.
+    /// Time that the request waited for the rate limit.
     pub limited: Duration,
-    /// Bytes of the request's body.
+    /// Bytes in the body of the request.
     pub request_size: usize,
-    /// Bytes of the answer's body, if the answer says so; a stream does not.
+    /// `Content-Length` of the response; a stream has none.
     pub response_size: Option<u64>,
-    /// What the same request failed with before, if this one repeats it: a status code, or nothing if there was no answer.
+    /// If this request repeats a failed one: the status code of that failure, or `None` if it got no response.
     pub repeats: Option<Option<u16>>,
-    /// Names that were looked up since the last request, with the time that it took.
+    /// DNS look-ups since the last request, with their duration.
     pub resolutions: &'a [(String, Duration)],
 }
 
-/// Takes observations.
+/// Called after each request.
 pub type Observer = Arc<dyn Fn(&Observation<'_>) + Send + Sync>;
 
 /// A connection to an API server. Cheap to clone; all clones share connection, credentials and limits.
@@ -99,12 +98,12 @@ struct Shared {
     options: ClientOptions,
     accept: HeaderValue,
     user_agent: HeaderValue,
-    limiter: Limiter,
+    limiter: RateLimiter,
     observer: Option<Observer>,
-    /// Reads that failed, by path, and with what, until they are repeated.
+    /// Failed reads that were not repeated yet: path and status code.
     failed: Mutex<BTreeMap<String, Option<u16>>>,
     connection: Mutex<Slot>,
-    /// Held while a connection is rebuilt, so that a plugin runs once and not once for every watch.
+    /// Held while a connection is rebuilt, so that a credential plugin runs once and not once for every watch.
     rebuilding: tokio::sync::Mutex<()>,
 }
 
@@ -122,13 +121,12 @@ struct Connection {
     trust: String,
     token: Option<TokenFile>,
     resolutions: Resolutions,
-    /// Whether a request came through. Until then they go one by one: HTTP/2 lets the others share what the first has opened,
-    /// where all at once would each open a connection of their own.
+    /// Whether a request succeeded. Until then requests go one at a time: over HTTP/2 they then share the connection that the first one
+    /// opened, where concurrent ones would each open another.
     open: AtomicBool,
     opening: tokio::sync::Mutex<()>,
 }
 
-/// A request.
 #[derive(Debug)]
 pub(crate) struct Call<'a> {
     pub(crate) method: Method,
@@ -144,7 +142,7 @@ impl<'a> Call<'a> {
 }
 
 impl Client {
-    /// Reads kubeconfig or service account. Connects to nothing yet, but may run a credential plugin.
+    /// Reads the kubeconfig or the service account and runs a credential plugin if there is one. Opens no connection yet.
     pub async fn new(options: ClientOptions, observer: Option<Observer>) -> Result<Client, AccessError> {
         let connection = Connection::build(&options).await?;
         let wrong = |text: &str, what| AccessError::Address { text: text.to_owned(), what };
@@ -153,7 +151,7 @@ impl Client {
         let user_agent = HeaderValue::from_str(&options.user_agent)
             .map_err(|_| wrong(&options.user_agent, "a user agent"))?;
         let qps = if options.qps == 0.0 { DEFAULT_QPS } else { options.qps };
-        let limiter = Limiter::new(qps, options.burst);
+        let limiter = RateLimiter::new(qps, options.burst);
         let connection = Mutex::new(Slot { connection: Arc::new(connection), stale: false });
         let shared = Shared {
             options,
@@ -173,17 +171,17 @@ impl Client {
         self.slot(|slot| slot.connection.server.clone())
     }
 
-    /// Who we say we are.
+    /// Describes our credentials.
     pub fn identity(&self) -> String {
         self.slot(|slot| slot.connection.identity.clone())
     }
 
-    /// Sends a request; an answer that is not a success becomes an error.
+    /// Sends a request; a response without success becomes an error.
     pub(crate) async fn send(&self, call: Call<'_>) -> Result<Response<Body>, RequestError> {
-        let limited = self.shared.limiter.turn().await;
+        let limited = self.shared.limiter.acquire().await;
         let result = self.attempt(call, limited).await;
         if let Err(error) = &result
-            && error.needs_new_access()
+            && error.needs_new_credentials()
         {
             self.slot(|slot| slot.stale = true);
         }
@@ -197,7 +195,7 @@ impl Client {
         let request = self.request(call, &connection)?;
         let turn = connection.turn_to_open().await;
         let start = Instant::now();
-        let answer = tokio::time::timeout(ANSWER, connection.http.send(request)).await;
+        let answer = tokio::time::timeout(RESPONSE_TIMEOUT, connection.http.send(request)).await;
         connection.open.store(matches!(answer, Ok(Ok(_))), Ordering::Relaxed);
         drop(turn);
         let resolutions = connection.resolutions.take();
@@ -217,7 +215,9 @@ impl Client {
             });
         }
         match answer {
-            Err(_) => Err(RequestError::Timeout { server: connection.server.clone(), after: ANSWER }),
+            Err(_) => {
+                Err(RequestError::Timeout { server: connection.server.clone(), after: RESPONSE_TIMEOUT })
+            }
             Ok(Err(error)) => {
                 Err(RequestError::from_transport(&error, &connection.server, &connection.trust))
             }
@@ -226,11 +226,11 @@ impl Client {
         }
     }
 
-    /// What this request failed with before, if it did; remembers whether it fails now.
+    /// The status code of the failure that this request repeats, if any; remembers whether it fails now.
     fn repeats(&self, path: &str, status: Option<StatusCode>) -> Option<Option<u16>> {
         let mut failed = self.shared.failed.lock().unwrap_or_else(PoisonError::into_inner);
         let before = failed.remove(path);
-        // What is wrong with a request is not put right by repeating it.
+        // Other errors are not repeated: the request itself is wrong.
         let code = status.map(|status| status.as_u16());
         if code.is_none_or(|code| code == 429 || code >= 500) {
             failed.insert(path.to_owned(), code);
@@ -253,7 +253,7 @@ impl Client {
         request.body(Body::from(call.body)).map_err(|error| RequestError::Broken(error.to_string()))
     }
 
-    /// The connection, rebuilt if the last one was refused: files may have been rotated since.
+    /// The connection, rebuilt after a refusal: files may have been rotated.
     async fn connection(&self) -> Result<Arc<Connection>, RequestError> {
         let current = || self.slot(|slot| (!slot.stale).then(|| slot.connection.clone()));
         if let Some(connection) = current() {
@@ -286,7 +286,7 @@ impl Connection {
         let build = move || {
             let master = options.master.as_deref().filter(|master| !master.is_empty());
             let kubeconfig = options.kubeconfig.as_deref().filter(|path| !path.as_os_str().is_empty());
-            let access = Access::load(kubeconfig, master, &Surroundings::of_process())?;
+            let access = Access::load(kubeconfig, master, &Environment::of_process())?;
             let resolutions = Resolutions::default();
             let http = connect::client(&access, TimedResolver::new(resolutions.clone()))?;
             let url = &access.config.cluster_url;
@@ -302,12 +302,12 @@ impl Connection {
                 opening: tokio::sync::Mutex::default(),
             })
         };
-        // Plugins are run and files are read: not on the thread that serves everything else.
+        // Runs plugins and reads files, which must not block the single thread of the runtime.
         let built = tokio::task::spawn_blocking(build).await;
         built.unwrap_or_else(|error| Err(AccessError::Interrupted(error.to_string())))
     }
 
-    /// Waits until the connection is open, or until it is this request's turn to open it.
+    /// Waits until the connection is open, or until this request may open it.
     async fn turn_to_open(&self) -> Option<MutexGuard<'_, ()>> {
         if self.open.load(Ordering::Relaxed) {
             return None;
@@ -316,7 +316,7 @@ impl Connection {
         (!self.open.load(Ordering::Relaxed)).then_some(turn)
     }
 
-    /// Reads why a request was refused.
+    /// Reads the error of a refused request.
     async fn refusal(&self, answer: Response<Body>, path: &str) -> RequestError {
         let (head, body) = answer.into_parts();
         if head.status == StatusCode::UNAUTHORIZED {
@@ -329,7 +329,7 @@ impl Connection {
         let retry_after =
             header(RETRY_AFTER).and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
         let media = header(CONTENT_TYPE).and_then(Media::parse);
-        let text = tokio::time::timeout(ANSWER, Limited::new(body, ERROR_TEXT).collect()).await;
+        let text = tokio::time::timeout(RESPONSE_TIMEOUT, Limited::new(body, MAX_ERROR_TEXT).collect()).await;
         let text = text.ok().and_then(Result::ok).map(|text| text.to_bytes()).unwrap_or_default();
         let status = media
             .and_then(|media| decode_status(media, &text))
@@ -339,7 +339,6 @@ impl Connection {
     }
 }
 
-/// The length that an answer announces.
 fn length(answer: &Response<Body>) -> Option<u64> {
     answer.headers().get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
@@ -350,7 +349,7 @@ fn first_line(text: &[u8], status: StatusCode) -> String {
     if line.trim().is_empty() { status.canonical_reason().unwrap_or_default().to_owned() } else { line }
 }
 
-/// What we ask for: the configured type, and whatever the server prefers if it has not got that.
+/// The configured type, and otherwise any that the server prefers.
 fn accept(options: &ClientOptions) -> String {
     if !options.accept_content_types.is_empty() {
         return options.accept_content_types.clone();
@@ -361,7 +360,6 @@ fn accept(options: &ClientOptions) -> String {
     }
 }
 
-/// The media type of an answer.
 pub(crate) fn media_of(answer: &Response<Body>) -> Result<Media, RequestError> {
     let header = answer.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     Media::parse(header).ok_or_else(|| RequestError::OtherMedia(header.to_owned()))
@@ -372,7 +370,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_length_of_an_answer_is_what_it_says() {
+    fn the_length_of_a_response_is_its_header() {
         let answer = |length: &'static str| {
             Response::builder().header(CONTENT_LENGTH, length).body(Body::empty()).expect("an answer")
         };

@@ -1,58 +1,58 @@
-//! What can go wrong with a request, told so that somebody can act on it.
+//! The errors of a request, with messages that say what to do.
 
 use std::error::Error;
 use std::io;
 use std::time::Duration;
 
-use rustls::CertificateError;
+use rustls::{AlertDescription, CertificateError};
 
-use super::token::TokenError;
+use super::credentials::TokenError;
 use crate::wire::{Status, WireError};
 
-/// Why a request failed. All of these may go away by themselves, so all are retried.
+/// Why a request failed. Each cause may be temporary, so every request is retried.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// No connection came about.
+    /// There is no connection.
     #[error("cannot reach the API server at {server}: {problem}")]
     Connect {
         /// Its address.
         server: String,
-        /// What went wrong and what to look at.
+        /// What went wrong, and what to check.
         problem: String,
     },
-    /// A connection came about, but no trust.
+    /// The TLS handshake failed.
     #[error("no TLS connection to the API server at {server}: {problem}")]
     Tls {
         /// Its address.
         server: String,
-        /// What went wrong and what to look at.
+        /// What went wrong, and what to check.
         problem: String,
     },
     /// Our own credentials cannot be read.
     #[error("no credentials: {0}")]
     Credentials(String),
-    /// No answer in time.
+    /// No response in time.
     #[error("the API server at {server} did not answer within {} s", after.as_secs())]
     Timeout {
         /// Its address.
         server: String,
-        /// How long we waited.
+        /// The timeout.
         after: Duration,
     },
-    /// The server does not know us.
+    /// The server rejects our credentials.
     #[error(
         "the API server at {server} does not accept {identity} (401 Unauthorized); expired or of another cluster?"
     )]
     Unauthorized {
         /// Its address.
         server: String,
-        /// Who we said we are.
+        /// Describes our credentials.
         identity: String,
     },
-    /// The server knows us, and says no. Its own words name the user, the verb and the resource.
+    /// The server accepts our credentials, but not the request. Its message names the user, the verb and the resource.
     #[error("{message}; grant it with a ClusterRole such as system:node-proxier, bound to that user")]
     Forbidden {
-        /// What the server says.
+        /// The message of the server.
         message: String,
     },
     /// There is no such resource or object.
@@ -61,22 +61,22 @@ pub enum RequestError {
         /// The path.
         what: String,
     },
-    /// The version or page that we go on from is too old.
-    #[error("the version to go on from is too old: {message}")]
+    /// The version or page to continue from is too old.
+    #[error("the version to continue from is too old: {message}")]
     Expired {
-        /// What the server says.
+        /// The message of the server.
         message: String,
     },
-    /// The server is not yet as far as we are.
+    /// The server has not reached our version yet.
     #[error("the API server is behind: {message}")]
     Behind {
-        /// What the server says.
+        /// The message of the server.
         message: String,
     },
-    /// The server has too much to do.
+    /// The server is overloaded.
     #[error("the API server asks to wait (429 Too Many Requests)")]
     TooManyRequests {
-        /// How long, if it said so.
+        /// `Retry-After`.
         retry_after: Option<Duration>,
     },
     /// Any other refusal.
@@ -84,32 +84,32 @@ pub enum RequestError {
     Refused {
         /// The HTTP status code.
         code: u16,
-        /// What the server says.
+        /// The message of the server.
         message: String,
-        /// When to come back, if it said so.
+        /// `Retry-After`.
         retry_after: Option<Duration>,
     },
-    /// The answer is of a type that we did not ask for.
+    /// The response has another media type than requested.
     #[error(
         "the API server answered with {0:?} instead of protobuf or JSON; is something else at its address?"
     )]
     OtherMedia(String),
-    /// The connection broke while the answer was read.
+    /// The connection broke while the response was read.
     #[error("the connection broke: {0}")]
     Broken(String),
-    /// A streaming list brought no end.
+    /// A streaming list did not end.
     #[error("the API server does not end its streaming list")]
     NoInitialEvents,
     /// The server ended a watch as soon as it began.
     #[error("the API server ended the watch at once")]
     EndedAtOnce,
-    /// The answer makes no sense.
+    /// The response cannot be decoded.
     #[error("the API server's answer {0}")]
     Wire(#[from] WireError),
 }
 
 impl RequestError {
-    /// How long the server wants to be left alone.
+    /// The wait that the server asks for.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             RequestError::TooManyRequests { retry_after } | RequestError::Refused { retry_after, .. } => {
@@ -119,16 +119,16 @@ impl RequestError {
         }
     }
 
-    /// Whether only new credentials or new trust can help.
-    pub(crate) fn needs_new_access(&self) -> bool {
+    /// Whether new credentials or certificate authorities may help.
+    pub(crate) fn needs_new_credentials(&self) -> bool {
         matches!(
             self,
             RequestError::Unauthorized { .. } | RequestError::Tls { .. } | RequestError::Credentials(_)
         )
     }
 
-    /// Whether the failure is part of the life of a connection, rather than something to act on.
-    pub(crate) fn is_passing(&self) -> bool {
+    /// Whether the failure is a normal end of a connection, which needs no action.
+    pub(crate) fn is_transient(&self) -> bool {
         matches!(
             self,
             RequestError::Broken(_)
@@ -138,15 +138,15 @@ impl RequestError {
         )
     }
 
-    /// Whether the server does not know what was asked for, rather than being unable to give it.
-    pub(crate) fn is_unknown_feature(&self) -> bool {
+    /// Whether the server does not support the request.
+    pub(crate) fn is_unsupported(&self) -> bool {
         matches!(
             self,
             RequestError::NoInitialEvents | RequestError::Refused { code: 400 | 405 | 406 | 422 | 501, .. }
         )
     }
 
-    /// Whether an ordinary list may succeed where a streaming one has failed: the server answers, and understood the question.
+    /// Whether an ordinary list may succeed where a streaming one failed: the server answers.
     pub(crate) fn suggests_ordinary_list(&self) -> bool {
         matches!(
             self,
@@ -158,7 +158,7 @@ impl RequestError {
         )
     }
 
-    /// From a status inside or around an answer.
+    /// From the status in a response.
     pub(crate) fn from_status(status: &Status, path: &str, retry_after: Option<Duration>) -> RequestError {
         let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
         let retry_after =
@@ -174,7 +174,7 @@ impl RequestError {
         }
     }
 
-    /// From what the HTTP client says when there is no answer.
+    /// From an error of the HTTP client.
     pub(crate) fn from_transport(error: &kube::Error, server: &str, trust: &str) -> RequestError {
         let server = server.to_owned();
         if let kube::Error::Auth(_) = error {
@@ -215,6 +215,10 @@ impl From<TokenError> for RequestError {
     }
 }
 
+/// What the TLS library can verify.
+const ALGORITHMS: &str =
+    "TLS 1.2 or 1.3, and certificates with RSA from 2048 bits, ECDSA P-256 or P-384, or Ed25519";
+
 fn tls_problem(error: &rustls::Error, trust: &str) -> String {
     match error {
         rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
@@ -229,11 +233,18 @@ fn tls_problem(error: &rustls::Error, trust: &str) -> String {
         rustls::Error::InvalidCertificate(
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
         ) => format!("{error}; use an address that its certificate names, or set tls-server-name"),
+        rustls::Error::AlertReceived(AlertDescription::HandshakeFailure) => {
+            format!("it supports none of the algorithms that we do: {ALGORITHMS}")
+        }
         rustls::Error::AlertReceived(alert) => {
             format!(
                 "it refused the connection ({alert:?}); is our client certificate expired or of another cluster?"
             )
         }
+        rustls::Error::InvalidCertificate(
+            CertificateError::UnsupportedSignatureAlgorithmContext { .. }
+            | CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { .. },
+        ) => format!("its certificate uses an algorithm that we do not support; we support {ALGORITHMS}"),
         other => other.to_string(),
     }
 }

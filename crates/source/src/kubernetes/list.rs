@@ -13,23 +13,22 @@ use crate::wire::{Item, ListDecoder, ListMeta, Manifest};
 
 /// Objects on a page, unless the server prefers to send everything at once.
 const PAGE: &str = "500";
-/// Nothing may come for this long.
-const SILENCE: Duration = Duration::from_secs(60);
-/// A page must be complete by then, however slowly it drips.
-const WHOLE: Duration = Duration::from_secs(300);
+/// The longest time without any bytes.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
+/// The longest time for a page, however slowly it arrives.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Where a page begins.
 #[derive(Debug, Clone)]
 pub(crate) enum Start {
-    /// At the beginning, in a state that is not older than this version: `0` for whatever the server has at hand, empty for
-    /// the newest.
+    /// At the beginning, in a state that is not older than this version.
     First {
-        /// The version.
+        /// `0` for what the server has cached, empty for the newest.
         version: String,
         /// Whether the server may send the list in pages.
         paged: bool,
     },
-    /// Where the last page ended.
+    /// After the last page: its `continue` token.
     Next(String),
 }
 
@@ -42,7 +41,7 @@ pub(crate) struct Page<M> {
 }
 
 impl<M: Manifest> Page<M> {
-    /// Asks for a page.
+    /// Requests a page.
     pub(crate) async fn open(
         client: &Client,
         resource: &Resource,
@@ -57,7 +56,7 @@ impl<M: Manifest> Page<M> {
         };
         let answer = client.send(Call::get(&query)).await?;
         let decoder = ListDecoder::new(media_of(&answer)?);
-        Ok(Page { body: answer.into_body(), decoder, due: Instant::now() + WHOLE })
+        Ok(Page { body: answer.into_body(), decoder, due: Instant::now() + PAGE_TIMEOUT })
     }
 
     /// The next objects; nothing at the end of the page.
@@ -70,9 +69,9 @@ impl<M: Manifest> Page<M> {
             if !items.is_empty() {
                 return Ok(Some(items));
             }
-            let limit = self.due.min(Instant::now() + SILENCE);
+            let limit = self.due.min(Instant::now() + SILENCE_TIMEOUT);
             match tokio::time::timeout_at(limit, self.body.frame()).await {
-                Err(_) => return Err(RequestError::Broken("a list takes too long to arrive".to_owned())),
+                Err(_) => return Err(RequestError::Broken("the list arrives too slowly".to_owned())),
                 Ok(None) => return Ok(None),
                 Ok(Some(Err(error))) => return Err(RequestError::Broken(chain(&error))),
                 Ok(Some(Ok(frame))) => {
@@ -84,7 +83,7 @@ impl<M: Manifest> Page<M> {
         }
     }
 
-    /// What the page says about itself, after its end.
+    /// The metadata of the page, after its end.
     pub(crate) fn finish(self) -> Result<ListMeta, RequestError> {
         Ok(self.decoder.finish()?)
     }

@@ -2,42 +2,41 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `access.rs` | kubeconfig, service account, address: where, whom to trust, who we are |
-//! | `token.rs` | a token in a file, read again when it is rotated |
-//! | `connect.rs` | TLS, HTTP/2 with pings, proxies |
-//! | `client.rs`, `limiter.rs`, `error.rs` | requests, their rate, and what can go wrong with them |
-//! | `resource.rs` | what is asked for, with which selectors |
+//! | `credentials/` | kubeconfig, credential plugins, service account, token files |
+//! | `proxy_environment.rs` | `HTTPS_PROXY`, `NO_PROXY` |
+//! | `connect.rs`, `any_connection.rs`, `dns.rs` | TLS, HTTP/2 with pings, proxies, timed DNS look-ups |
+//! | `client.rs`, `rate_limiter.rs`, `error.rs` | requests, their rate, and their errors |
+//! | `resource.rs` | the paths and selectors of each kind of object |
 //! | `list.rs`, `watch.rs` | one page of a list, one watch |
-//! | `intake.rs` | decoded objects to events and problems |
-//! | `reflector.rs`, `patience.rs`, `backoff.rs` | one kind of object, followed through every failure |
-//! | `recorder.rs` | Kubernetes Events |
+//! | `event_batches.rs` | decoded objects to batches of model events |
+//! | `reflector.rs`, `retry_policy.rs`, `backoff.rs` | one kind of object, listed and watched through every failure |
+//! | `event_recorder.rs` | Kubernetes Events |
 
-mod access;
+mod any_connection;
 mod backoff;
 mod client;
 mod connect;
+mod credentials;
+mod dns;
 mod error;
-mod intake;
-mod limiter;
+mod event_batches;
+mod event_recorder;
 mod list;
-mod patience;
-mod proxy;
-mod recorder;
+mod proxy_environment;
+mod rate_limiter;
 mod reflector;
-mod resolve;
 mod resource;
-mod token;
+mod retry_policy;
 mod watch;
 
 use portwarden_model::manifest;
 
-pub use access::AccessError;
 pub use client::{Client, ClientOptions, Observation, Observer};
+pub use credentials::{AccessError, TokenError};
 pub use error::RequestError;
-pub use recorder::{EventRecorder, NewEvent, Regarding, Severity};
-pub use token::TokenError;
+pub use event_recorder::{EventRecorder, NewEvent, Regarding, Severity};
 
-use crate::settle::Manifest;
+use crate::manifest::Manifest;
 use crate::sink::Sink;
 use reflector::Reflector;
 
@@ -55,17 +54,16 @@ impl Kubernetes {
         Kubernetes { client, node_name: node_name.into(), streaming_lists: true }
     }
 
-    /// Whether lists are asked for as streams of watch events first. They are unless this says otherwise; a server that cannot make them
-    /// is asked for ordinary ones in any case.
+    /// Whether to request lists as streams of watch events first, which is the default. A server that does not support them gets requests
+    /// for ordinary lists in any case.
     #[must_use]
     pub fn streaming_lists(self, wanted: bool) -> Self {
         Kubernetes { streaming_lists: wanted, ..self }
     }
 
-    /// Tells all objects and then every change, until nobody listens any more.
+    /// Sends all objects and then every change, until the sink is closed.
     ///
-    /// Nothing that an API server does ends this: what fails is told as the source's state and tried again. What was told once
-    /// stays true until the server says otherwise.
+    /// No error of an API server ends this: the source reports its state and retries. Objects stay until the server reports a change.
     pub async fn run(self, sink: Sink) {
         tokio::join!(
             self.reflector::<manifest::Service>(&sink).run(),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   nothing known ──> streaming list ──> watch ──> watch again from the last version ──> ...
-//!                      │ not known            │ too old, or nonsense
+//!                      │ unsupported          │ too old, or undecodable
 //!                      v                      v
 //!                     paged list ──> watch    list again
 //! ```
@@ -15,18 +15,18 @@ use tokio::time::Instant;
 use super::backoff::random;
 use super::client::Client;
 use super::error::RequestError;
-use super::intake::Intake;
+use super::event_batches::EventBatches;
 use super::list::{Page, Start};
-use super::patience::Patience;
 use super::resource::Resource;
+use super::retry_policy::RetryPolicy;
 use super::watch::{Begin, Watch};
-use crate::settle::Manifest;
+use crate::manifest::Manifest;
 use crate::sink::{Closed, Health, Sink};
 use crate::wire::{Item, WatchEvent};
 
-/// A watch that ends sooner did not work: reopening it at once could go on for ever.
-const WORTHWHILE: Duration = Duration::from_secs(5);
-/// After so many refusals in a row to go on from a version, everything is listed again.
+/// A watch that ends sooner failed: reopening it at once could loop for ever.
+const SHORTEST_WATCH: Duration = Duration::from_secs(5);
+/// After so many refusals in a row to continue from a version, everything is listed again.
 const RESUMPTIONS: u32 = 3;
 
 /// Why a round ended early.
@@ -47,29 +47,29 @@ impl From<Closed> for Stop {
     }
 }
 
-/// Up to which version everything is known.
+/// The version to continue from.
 #[derive(Debug, Default)]
 struct Position {
-    /// The last version; empty at first.
+    /// Empty before the first list.
     version: String,
-    /// Whether a watch can go on from there.
+    /// Whether a watch can start there.
     can_resume: bool,
-    /// Whether the version itself is of no use any more: only the newest state will do.
+    /// Whether the version is too old: only the newest state is valid.
     expired: bool,
 }
 
-/// Follows one kind of object.
+/// Lists and watches one kind of object.
 #[derive(Debug)]
 pub(crate) struct Reflector<M> {
     client: Client,
     resource: Resource,
     sink: Sink,
-    intake: Intake<M>,
+    batches: EventBatches<M>,
     position: Position,
     streaming: bool,
     listed: bool,
-    patience: Patience,
-    told: Option<Health>,
+    retries: RetryPolicy,
+    reported: Option<Health>,
 }
 
 impl<M: Manifest> Reflector<M> {
@@ -77,28 +77,28 @@ impl<M: Manifest> Reflector<M> {
         let resource = Resource::of(M::KIND, node_name);
         Reflector {
             client,
-            intake: Intake::new(sink.clone()),
+            batches: EventBatches::new(sink.clone()),
             sink,
             position: Position::default(),
             streaming,
             listed: false,
-            patience: Patience::new(resource.without.is_some()),
+            retries: RetryPolicy::new(resource.without.is_some()),
             resource,
-            told: None,
+            reported: None,
         }
     }
 
-    /// Tells all objects and then every change, until nobody listens any more.
+    /// Sends all objects and then every change, until the sink is closed.
     pub(crate) async fn run(mut self) {
-        while self.live().await.is_ok() {}
+        while self.step().await.is_ok() {}
     }
 
-    async fn live(&mut self) -> Result<(), Closed> {
+    async fn step(&mut self) -> Result<(), Closed> {
         match self.round().await {
             Ok(()) => Ok(()),
             Err(Stop::Closed) => Err(Closed),
             Err(Stop::Failed(error)) => {
-                tracing::debug!(resource = self.resource.name, %error, "request failed");
+                tracing::debug!(resource = self.resource.name, %error, "Request failed");
                 self.recover(&error).await
             }
         }
@@ -112,8 +112,8 @@ impl<M: Manifest> Reflector<M> {
         if self.streaming {
             match self.follow(true).await {
                 Err(Stop::Failed(error)) if !self.position.can_resume && error.suggests_ordinary_list() => {
-                    tracing::debug!(resource = self.resource.name, %error, "no streaming list, an ordinary one is used");
-                    self.streaming = !error.is_unknown_feature();
+                    tracing::debug!(resource = self.resource.name, %error, "The streaming list failed; using an ordinary one");
+                    self.streaming = !error.is_unsupported();
                 }
                 result => return result,
             }
@@ -129,7 +129,7 @@ impl<M: Manifest> Reflector<M> {
             Position { version, .. } if version.is_empty() => "0",
             Position { version, .. } => version,
         };
-        // With a limit, servers take a version to be meant exactly, which would take them to their database and us to the past.
+        // With a limit, a server returns exactly this version, which it reads from its database and which may be old.
         let paged = matches!(version, "" | "0");
         let mut start = Start::First { version: version.to_owned(), paged };
         let mut started = false;
@@ -137,7 +137,7 @@ impl<M: Manifest> Reflector<M> {
             match self.page(&start, &mut started).await {
                 Ok(Some(next)) => start = Start::Next(next),
                 Ok(None) => return Ok(()),
-                // The list took so long that its later pages are gone: all at once, then.
+                // The list took so long that its later pages expired: request it in one piece.
                 Err(Stop::Failed(RequestError::Expired { .. })) if matches!(start, Start::Next(_)) => {
                     start = Start::First { version: String::new(), paged: false };
                     started = false;
@@ -147,7 +147,7 @@ impl<M: Manifest> Reflector<M> {
         }
     }
 
-    /// Reads one page; says where the next one begins.
+    /// Reads one page, and returns where the next one begins.
     async fn page(&mut self, start: &Start, started: &mut bool) -> Result<Option<String>, Stop> {
         let mut page = Page::<M>::open(&self.client, &self.resource, start).await?;
         if !std::mem::replace(started, true) {
@@ -156,11 +156,11 @@ impl<M: Manifest> Reflector<M> {
         while let Some(items) = page.next().await? {
             for item in items {
                 match item {
-                    Item::Object(object) => self.intake.applied(&object),
-                    Item::Bad(error) => self.intake.undecodable(&error.to_string()),
+                    Item::Object(object) => self.batches.applied(&object),
+                    Item::Bad(error) => self.batches.undecodable(&error.to_string()),
                 }
             }
-            self.intake.flush_batch().await?;
+            self.batches.flush_batch().await?;
         }
         let meta = page.finish()?;
         if !meta.r#continue.is_empty() {
@@ -171,21 +171,21 @@ impl<M: Manifest> Reflector<M> {
     }
 
     fn list_started(&mut self) {
-        self.intake.list_started();
-        // From here on, objects may be told that are newer than the version. If this list fails, one of that version would
-        // take them back for a moment.
+        self.batches.list_started();
+        // From here on, sent objects may be newer than the version. If this list fails, a list of that version would undo them for a
+        // moment.
         self.position.expired |= self.listed;
     }
 
     async fn list_done(&mut self, version: String) -> Result<(), Stop> {
-        self.intake.list_done();
-        self.intake.flush().await?;
+        self.batches.list_done();
+        self.batches.flush().await?;
         self.position = Position { version, can_resume: true, expired: false };
         self.listed = true;
-        Ok(self.tell(Health::Following)?)
+        Ok(self.report(Health::Following)?)
     }
 
-    /// Watches until the server ends it; with the list in front if that is wanted.
+    /// Watches until the server ends it; a streaming list comes first if `with_list`.
     async fn follow(&mut self, with_list: bool) -> Result<(), Stop> {
         let version = if self.position.expired { "" } else { self.position.version.as_str() };
         let begin = if with_list { Begin::WithList(version) } else { Begin::After(version) };
@@ -194,19 +194,19 @@ impl<M: Manifest> Reflector<M> {
         if listing {
             self.list_started();
         } else {
-            self.tell(Health::Following)?;
+            self.report(Health::Following)?;
         }
         while let Some(events) = watch.next().await? {
             for event in events {
                 self.take(event, &mut listing, &mut watch).await?;
             }
             if listing {
-                self.intake.flush_batch().await?;
+                self.batches.flush_batch().await?;
             } else {
-                self.intake.flush().await?;
+                self.batches.flush().await?;
             }
         }
-        if listing || watch.age() < WORTHWHILE {
+        if listing || watch.age() < SHORTEST_WATCH {
             return Err(RequestError::EndedAtOnce.into());
         }
         Ok(())
@@ -220,11 +220,11 @@ impl<M: Manifest> Reflector<M> {
     ) -> Result<(), Stop> {
         let version = match event {
             WatchEvent::Applied(object) => {
-                self.intake.applied(&object);
+                self.batches.applied(&object);
                 object.metadata().resource_version.clone()
             }
             WatchEvent::Deleted(object) => {
-                self.intake.deleted(&object);
+                self.batches.deleted(&object);
                 object.metadata().resource_version.clone()
             }
             WatchEvent::Bookmark { resource_version, initial_events_end: true } if *listing => {
@@ -232,27 +232,27 @@ impl<M: Manifest> Reflector<M> {
                 watch.initial_done();
                 return self.list_done(resource_version).await;
             }
-            // A server that knows nothing of streaming lists sends bookmarks of the ordinary kind only.
+            // A server without streaming lists sends ordinary bookmarks only.
             WatchEvent::Bookmark { .. } if *listing => return Err(RequestError::NoInitialEvents.into()),
             WatchEvent::Bookmark { resource_version, .. } => resource_version,
             WatchEvent::Error(status) => {
-                self.intake.flush().await?;
+                self.batches.flush().await?;
                 return Err(RequestError::from_status(&status, self.resource.path, None).into());
             }
         };
-        // While a list is under way, versions are those of single objects, in no order.
+        // During a list, versions are those of single objects, in no order.
         if !*listing && !version.is_empty() {
             self.position.version = version;
         }
         Ok(())
     }
 
-    /// Says what is wrong, if somebody can do something about it, and waits.
+    /// Reports a failure that needs action, and waits before the next attempt.
     async fn recover(&mut self, error: &RequestError) -> Result<(), Closed> {
         let now = Instant::now();
-        let failures = self.patience.failures(now);
+        let failures = self.retries.failures(now);
         match error {
-            // A version that is refused for any reason is of no use: it may come from before a restored backup.
+            // A refused version is useless, whatever the reason: it may be from before a restored backup.
             RequestError::Expired { .. }
             | RequestError::Behind { .. }
             | RequestError::Refused { code: 400..=499, .. } => {
@@ -264,23 +264,23 @@ impl<M: Manifest> Reflector<M> {
             _ => {}
         }
         let first = failures == 0;
-        if !(first && error.is_passing()) {
-            let without = self.resource.without.map(|without| format!("; meanwhile {without}"));
-            self.tell(Health::Failing(format!("{error}{}", without.unwrap_or_default())))?;
+        if !(first && error.is_transient()) {
+            let without = self.resource.without.map(|without| format!("; until then {without}"));
+            self.report(Health::Failing(format!("{error}{}", without.unwrap_or_default())))?;
         }
         if self.resource.without.is_some() && !self.listed {
             let kind = M::KIND;
             self.sink.events(vec![Event::ListStarted(kind), Event::ListDone(kind)]).await?;
             self.listed = true;
         }
-        tokio::time::sleep(self.patience.after(error, now, random())).await;
+        tokio::time::sleep(self.retries.after(error, now, random())).await;
         Ok(())
     }
 
-    fn tell(&mut self, health: Health) -> Result<(), Closed> {
-        if self.told.as_ref() != Some(&health) {
+    fn report(&mut self, health: Health) -> Result<(), Closed> {
+        if self.reported.as_ref() != Some(&health) {
             self.sink.status(self.resource.name, health.clone())?;
-            self.told = Some(health);
+            self.reported = Some(health);
         }
         Ok(())
     }

@@ -1,9 +1,9 @@
-//! Which objects are asked for, and how.
+//! The API paths and selectors of the objects that a proxy needs.
 
 use portwarden_model::Kind;
 use portwarden_model::manifest::{LABEL_HEADLESS, LABEL_PROXY_NAME};
 
-/// A kind of object at an API server.
+/// A kind of object and its request.
 #[derive(Debug, Clone)]
 pub(crate) struct Resource {
     pub(crate) path: &'static str,
@@ -11,12 +11,12 @@ pub(crate) struct Resource {
     pub(crate) name: &'static str,
     label_selector: Option<String>,
     field_selector: Option<String>,
-    /// What goes on without it; nothing for what a proxy cannot do without.
+    /// The effect of its absence; `None` if a proxy cannot work without it.
     pub(crate) without: Option<&'static str>,
 }
 
 impl Resource {
-    /// Objects that this node's proxy needs: selected by the server, so that the rest never travels.
+    /// Selectors let the server filter, so that other objects are not sent.
     pub(crate) fn of(kind: Kind, node_name: &str) -> Resource {
         let resource =
             |path, name| Resource { path, name, label_selector: None, field_selector: None, without: None };
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn selectors_are_those_of_the_reference() {
+    fn selectors_are_those_of_kube_proxy() {
         let query = |kind| Resource::of(kind, "node a/b").query(&[("limit", "500"), ("continue", "")]);
         assert_eq!(
             query(Kind::Service),

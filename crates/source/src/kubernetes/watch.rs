@@ -1,4 +1,4 @@
-//! One watch: opened, read, and given up when it is silent for longer than it can be.
+//! One watch: opened, read, and closed when it is silent for longer than the server allows.
 
 use std::time::Duration;
 
@@ -12,12 +12,11 @@ use super::error::{RequestError, chain};
 use super::resource::Resource;
 use crate::wire::{Manifest, WatchDecoder, WatchEvent};
 
-/// Servers end a watch by themselves after a time that we choose: a different one each time, so that the watches of
-/// many nodes do not end together.
+/// The server ends a watch after a time that we request: a random one, so that the watches of many nodes do not end together.
 const SHORTEST: Duration = Duration::from_secs(300);
-/// A watch that the server should have ended this long ago hangs.
+/// A watch that the server should have ended this long ago is dead.
 const GRACE: Duration = Duration::from_secs(30);
-/// The initial objects of a streaming list follow each other closely. Silence means that the server does not know how.
+/// The initial objects of a streaming list follow each other closely. Silence means that the server does not support it.
 const INITIAL_SILENCE: Duration = Duration::from_secs(10);
 
 /// Where a watch begins.
@@ -101,12 +100,12 @@ impl<M: Manifest> Watch<M> {
             match self.read().await? {
                 Some(bytes) => self.decoder.push(&bytes),
                 None if self.decoder.is_between_events() => return Ok(None),
-                None => return Err(RequestError::Broken("it ended in the middle of an event".to_owned())),
+                None => return Err(RequestError::Broken("it ended inside an event".to_owned())),
             }
         }
     }
 
-    /// What is decoded so far. An error is kept for later if something good came before it.
+    /// The decoded events. An error after good events is kept for the next call.
     fn complete_events(&mut self) -> Vec<WatchEvent<M>> {
         let mut events = Vec::new();
         loop {
@@ -127,7 +126,7 @@ impl<M: Manifest> Watch<M> {
             match tokio::time::timeout_at(limit, self.body.frame()).await {
                 Err(_) if self.initial => return Err(RequestError::NoInitialEvents),
                 Err(_) => {
-                    return Err(RequestError::Broken("silent for longer than a watch lasts".to_owned()));
+                    return Err(RequestError::Broken("silent for longer than the watch may last".to_owned()));
                 }
                 Ok(None) => return Ok(None),
                 Ok(Some(Err(error))) => return Err(RequestError::Broken(chain(&error))),

@@ -1,4 +1,4 @@
-//! JSON as an API server sends it: one document for a list, one document after the other for a watch.
+//! JSON: one document for a list, a sequence of documents for a watch.
 
 use bytes::{Buf, Bytes, BytesMut};
 use serde::Deserialize;
@@ -6,10 +6,10 @@ use serde::de::DeserializeOwned;
 
 use super::{LARGEST_OBJECT, Manifest, Part, Status, WatchEvent, WireError, bookmark, check_kind};
 
-/// Finds the end of a JSON value in a stream, without looking at what it means.
+/// Finds the end of a JSON value in a stream without parsing it.
 #[derive(Debug, Default)]
 pub(super) struct Scanner {
-    /// How much of the buffer has been looked at.
+    /// Bytes of the buffer that are scanned.
     at: usize,
     depth: usize,
     in_string: bool,
@@ -28,8 +28,8 @@ impl Scanner {
         Ok(self.find_end(buffer)?.map(|end| buffer.split_to(end).freeze()))
     }
 
-    /// Where the value at the front of the buffer ends, if it does. Objects, arrays and strings say so themselves; anything
-    /// else ends before the next comma, bracket or blank.
+    /// The end of the value at the front of the buffer, if it is complete. Numbers and literals end before the next comma, bracket or
+    /// white space.
     fn find_end(&mut self, buffer: &[u8]) -> Result<Option<usize>, WireError> {
         while let Some(byte) = buffer.get(self.at).copied() {
             let first = self.at == 0;
@@ -83,16 +83,16 @@ fn skip_blanks(buffer: &mut BytesMut) {
     buffer.advance(blanks);
 }
 
-/// Takes a list apart while it arrives.
+/// Splits a list into items while it arrives.
 #[derive(Debug, Default)]
 pub(super) struct ListSplitter {
     buffer: BytesMut,
     scanner: Scanner,
-    place: Place,
+    state: ParserState,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-enum Place {
+enum ParserState {
     /// Before the opening brace.
     #[default]
     Start,
@@ -113,57 +113,61 @@ impl ListSplitter {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Whether everything that began has ended.
+    /// Whether the list is complete.
     pub(super) fn is_complete(&self) -> bool {
-        self.place == Place::End && self.buffer.iter().all(u8::is_ascii_whitespace)
+        self.state == ParserState::End && self.buffer.iter().all(u8::is_ascii_whitespace)
     }
 
     pub(super) fn next(&mut self) -> Result<Option<Part>, WireError> {
         loop {
-            // Blanks may only be dropped between values, not while one is being scanned.
+            // White space may only be skipped between values, not inside one.
             if self.scanner.at == 0 {
                 skip_blanks(&mut self.buffer);
             }
             let Some(first) = self.buffer.first().copied() else { return Ok(None) };
-            match std::mem::take(&mut self.place) {
-                Place::Start => self.expect(first == b'{', Place::Key)?,
-                Place::Key if first == b',' => self.expect(true, Place::Key)?,
-                Place::Key if first == b'}' => self.expect(true, Place::End)?,
-                Place::Key => {
-                    self.place = Place::Key;
+            match std::mem::take(&mut self.state) {
+                ParserState::Start => self.expect(first == b'{', ParserState::Key)?,
+                ParserState::Key if first == b',' => self.expect(true, ParserState::Key)?,
+                ParserState::Key if first == b'}' => self.expect(true, ParserState::End)?,
+                ParserState::Key => {
+                    self.state = ParserState::Key;
                     let Some(key) = self.value()? else { return Ok(None) };
-                    self.place = Place::Colon(parse(&key)?);
+                    self.state = ParserState::Colon(parse(&key)?);
                 }
-                Place::Colon(key) => self.expect(first == b':', Place::Value(key))?,
-                Place::Value(key) if key == "items" && first == b'[' => self.expect(true, Place::Items)?,
-                Place::Value(key) => {
-                    self.place = Place::Value(key);
+                ParserState::Colon(key) => self.expect(first == b':', ParserState::Value(key))?,
+                ParserState::Value(key) if key == "items" && first == b'[' => {
+                    self.expect(true, ParserState::Items)?;
+                }
+                ParserState::Value(key) => {
+                    self.state = ParserState::Value(key);
                     let Some(value) = self.value()? else { return Ok(None) };
-                    let Place::Value(key) = std::mem::replace(&mut self.place, Place::Key) else { continue };
+                    let ParserState::Value(key) = std::mem::replace(&mut self.state, ParserState::Key) else {
+                        continue;
+                    };
                     match key.as_str() {
                         "kind" => return Ok(Some(Part::Kind(parse(&value)?))),
                         "metadata" => return Ok(Some(Part::Meta(parse(&value)?))),
                         _ => {}
                     }
                 }
-                Place::Items if first == b',' => self.expect(true, Place::Items)?,
-                Place::Items if first == b']' => self.expect(true, Place::Key)?,
-                Place::Items => {
-                    self.place = Place::Items;
+                ParserState::Items if first == b',' => self.expect(true, ParserState::Items)?,
+                ParserState::Items if first == b']' => self.expect(true, ParserState::Key)?,
+                ParserState::Items => {
+                    self.state = ParserState::Items;
                     return Ok(self.value()?.map(Part::Item));
                 }
-                Place::End => return Err(WireError::malformed("something follows the list")),
+                ParserState::End => return Err(WireError::malformed("data after the list")),
             }
         }
     }
 
-    /// Takes one byte and goes on, if that is right.
-    fn expect(&mut self, right: bool, then: Place) -> Result<(), WireError> {
-        if !right {
+    /// Consumes one byte and enters the next state, if the byte is valid.
+    fn expect(&mut self, valid: bool, then: ParserState) -> Result<(), WireError> {
+        if !valid {
             return Err(WireError::malformed("not a JSON list"));
         }
         self.buffer.advance(1);
-        self.place = then;
+        self.state = then;
         Ok(())
     }
 

@@ -1,7 +1,7 @@
-//! The bytes of an API server: lists, watches and statuses, in protobuf and JSON.
+//! Decoders for responses of an API server: lists, watches and statuses, in protobuf and JSON.
 //!
-//! Decoders are fed whatever the network brings and give out objects as soon as they are complete, so that neither a list nor
-//! a watch is ever held as a whole. They do no IO and never panic, whatever the bytes are.
+//! They take bytes as the network delivers them and return each object as soon as it is complete, so that no list is ever held in memory
+//! as a whole. They do no IO and never panic, whatever the bytes are.
 
 mod json;
 mod protobuf;
@@ -13,15 +13,15 @@ use bytes::{Bytes, BytesMut};
 use prost::Message;
 use serde::Deserialize;
 
-pub use crate::settle::Manifest;
+pub use crate::manifest::Manifest;
 pub use status::{Cause, Details, Status};
 
-/// No object is larger than this: etcd refuses far smaller ones.
+/// The limit for one object: etcd refuses far smaller ones.
 pub const LARGEST_OBJECT: usize = 16 << 20;
 /// The annotation of the bookmark that ends the initial objects of a streaming list.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
-/// A way to write objects as bytes.
+/// An encoding of objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Media {
     /// Kubernetes' protobuf envelope.
@@ -31,7 +31,7 @@ pub enum Media {
 }
 
 impl Media {
-    /// The media type's name.
+    /// The name of the media type.
     pub fn as_str(self) -> &'static str {
         match self {
             Media::Protobuf => "application/vnd.kubernetes.protobuf",
@@ -39,35 +39,35 @@ impl Media {
         }
     }
 
-    /// Reads a `Content-Type`; parameters such as `stream=watch` do not matter.
+    /// Parses a `Content-Type`; parameters such as `stream=watch` are ignored.
     pub fn parse(content_type: &str) -> Option<Media> {
         let name = content_type.split(';').next().unwrap_or_default().trim();
         [Media::Protobuf, Media::Json].into_iter().find(|media| name.eq_ignore_ascii_case(media.as_str()))
     }
 }
 
-/// Why bytes are not what they should be.
+/// Why bytes cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// Not the envelope, not JSON, or a structure that makes no sense.
+    /// Not the envelope, not JSON, or an invalid structure.
     #[error("cannot be decoded: {0}")]
     Malformed(String),
-    /// Something is larger than anything sensible.
-    #[error("{size} bytes for one object are more than the {LARGEST_OBJECT} that are sensible")]
+    /// An object is larger than [`LARGEST_OBJECT`].
+    #[error("one object with {size} bytes, more than the limit of {LARGEST_OBJECT}")]
     TooLarge {
-        /// How large it claims to be.
+        /// The announced size.
         size: u64,
     },
-    /// Another kind of object than asked for.
-    #[error("asked for {wanted} and got {got:?}")]
+    /// Another kind of object than requested.
+    #[error("has kind {got:?} instead of {wanted}")]
     OtherKind {
-        /// What was asked for.
+        /// The requested kind.
         wanted: String,
-        /// What came.
+        /// The kind of the object.
         got: String,
     },
-    /// The bytes end in the middle.
-    #[error("ends in the middle")]
+    /// The response is incomplete.
+    #[error("is incomplete")]
     Truncated,
 }
 
@@ -104,9 +104,9 @@ pub enum Item<M> {
 pub enum WatchEvent<M> {
     /// The object is new or has changed.
     Applied(M),
-    /// The object is gone, or no longer matches the selectors.
+    /// The object was deleted, or no longer matches the selectors.
     Deleted(M),
-    /// Nothing happened up to this version.
+    /// All changes up to this version were sent.
     Bookmark {
         /// The version.
         resource_version: String,
@@ -149,7 +149,7 @@ impl<M: Manifest> ListDecoder<M> {
         ListDecoder { splitter, meta: ListMeta::default(), kind_seen: false, object: PhantomData }
     }
 
-    /// Takes bytes from the network.
+    /// Adds bytes from the network.
     pub fn push(&mut self, bytes: &[u8]) {
         match &mut self.splitter {
             Splitter::Protobuf(splitter) => splitter.push(bytes),
@@ -179,7 +179,7 @@ impl<M: Manifest> ListDecoder<M> {
         }
     }
 
-    /// What the list says about itself. Fails if it is not complete.
+    /// The metadata of the list. Fails if the list is incomplete.
     pub fn finish(self) -> Result<ListMeta, WireError> {
         let complete = match &self.splitter {
             Splitter::Protobuf(splitter) => splitter.is_complete(),
@@ -222,7 +222,7 @@ impl<M: Manifest> WatchDecoder<M> {
         }
     }
 
-    /// Takes bytes from the network.
+    /// Adds bytes from the network.
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
@@ -238,7 +238,7 @@ impl<M: Manifest> WatchDecoder<M> {
         }
     }
 
-    /// Whether bytes of an incomplete event are left.
+    /// Whether no incomplete event is left.
     pub fn is_between_events(&self) -> bool {
         self.buffer.iter().all(u8::is_ascii_whitespace)
     }

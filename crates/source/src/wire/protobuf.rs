@@ -1,4 +1,4 @@
-//! Kubernetes' protobuf: `k8s\0`, then an envelope around the object. Watches are frames of a length and an event.
+//! The protobuf form: `k8s\0`, then an envelope around the object. A watch is a sequence of frames: a length and an event.
 
 use bytes::{Buf, Bytes, BytesMut};
 use prost::Message;
@@ -6,7 +6,7 @@ use prost::Message;
 use super::{ListMeta, Manifest, Part, Status, WatchEvent, WireError, bookmark, check_kind, check_size};
 
 const MAGIC: &[u8] = b"k8s\0";
-/// What follows a field's number: a varint, eight bytes, a length and that many bytes, or four bytes.
+/// Wire types: a varint, eight bytes, a length and that many bytes, or four bytes.
 const VARINT: u64 = 0;
 const FIXED64: u64 = 1;
 const DELIMITED: u64 = 2;
@@ -46,7 +46,7 @@ pub(super) fn next_frame(buffer: &mut BytesMut) -> Result<Option<Bytes>, WireErr
     let Some(length) = buffer.first_chunk::<4>().copied().map(u32::from_be_bytes) else { return Ok(None) };
     let length = check_size(u64::from(length))?;
     if buffer.len() < length + 4 {
-        // Room for the rest at once, instead of growing step by step.
+        // Reserves all the room at once, instead of growing in steps.
         buffer.reserve(length + 4 - buffer.len());
         return Ok(None);
     }
@@ -88,23 +88,23 @@ fn open(kind: &str, mut bytes: Bytes) -> Result<Bytes, WireError> {
 }
 
 fn no_magic() -> WireError {
-    WireError::malformed("it does not begin as Kubernetes' protobuf does")
+    WireError::malformed("it does not begin with the prefix of Kubernetes protobuf")
 }
 
-/// Takes a list apart while it arrives: the envelope's second field is the list, whose second field is an item, many times.
+/// Splits a list into items while it arrives: field 2 of the envelope is the list, and each item is its field 2.
 #[derive(Debug, Default)]
 pub(super) struct ListSplitter {
     buffer: BytesMut,
-    place: Place,
+    state: ParserState,
     list_seen: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Place {
+enum ParserState {
     #[default]
     Start,
     Envelope,
-    /// Inside the list, with this many bytes to go.
+    /// Inside the list, with this many bytes left.
     List(u64),
 }
 
@@ -113,15 +113,15 @@ impl ListSplitter {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Whether everything that began has ended.
+    /// Whether the list is complete.
     pub(super) fn is_complete(&self) -> bool {
-        self.buffer.is_empty() && self.list_seen && self.place == Place::Envelope
+        self.buffer.is_empty() && self.list_seen && self.state == ParserState::Envelope
     }
 
     pub(super) fn next(&mut self) -> Result<Option<Part>, WireError> {
         loop {
-            let part = match self.place {
-                Place::Start => {
+            let part = match self.state {
+                ParserState::Start => {
                     let seen = self.buffer.len().min(MAGIC.len());
                     if self.buffer.get(..seen) != MAGIC.get(..seen) {
                         return Err(no_magic());
@@ -130,15 +130,15 @@ impl ListSplitter {
                         return Ok(None);
                     }
                     self.buffer.advance(seen);
-                    self.place = Place::Envelope;
+                    self.state = ParserState::Envelope;
                     continue;
                 }
-                Place::List(0) => {
-                    self.place = Place::Envelope;
+                ParserState::List(0) => {
+                    self.state = ParserState::Envelope;
                     continue;
                 }
-                Place::Envelope => self.envelope_field()?,
-                Place::List(left) => self.list_field(left)?,
+                ParserState::Envelope => self.envelope_field()?,
+                ParserState::List(left) => self.list_field(left)?,
             };
             match part {
                 Step::Part(part) => return Ok(Some(part)),
@@ -152,7 +152,7 @@ impl ListSplitter {
         let Some(field) = Field::read(&self.buffer)? else { return Ok(Step::Incomplete) };
         if field.number == 2 && field.wire_type == DELIMITED {
             self.buffer.advance(field.header);
-            self.place = Place::List(field.length);
+            self.state = ParserState::List(field.length);
             self.list_seen = true;
             return Ok(Step::Skipped);
         }
@@ -170,7 +170,7 @@ impl ListSplitter {
             .checked_sub(field.header as u64 + field.length)
             .ok_or_else(|| WireError::malformed("an item is longer than its list"))?;
         let Some(content) = self.take(field)? else { return Ok(Step::Incomplete) };
-        self.place = Place::List(left);
+        self.state = ParserState::List(left);
         match (field.number, field.wire_type) {
             (1, DELIMITED) => {
                 Ok(Step::Part(Part::Meta(ListMeta::decode(content).map_err(WireError::malformed)?)))
@@ -180,7 +180,7 @@ impl ListSplitter {
         }
     }
 
-    /// Takes a field's content from the front of the buffer, if all of it is there.
+    /// Takes the content of a field from the front of the buffer, if it is complete.
     fn take(&mut self, field: Field) -> Result<Option<Bytes>, WireError> {
         let length = check_size(field.length)?;
         if self.buffer.len() < field.header + length {
@@ -197,7 +197,7 @@ enum Step {
     Incomplete,
 }
 
-/// A field's header: which one it is, and how much belongs to it.
+/// The header of a field.
 #[derive(Debug, Clone, Copy)]
 struct Field {
     number: u64,
@@ -226,7 +226,7 @@ impl Field {
             },
             other => return Err(WireError::malformed(format!("wire type {other}"))),
         };
-        // No list comes near this; it keeps all sums below from overflowing.
+        // Far above any list, and small enough that no sum overflows.
         if number == 0 || length > u64::from(u32::MAX) * 1024 {
             return Err(WireError::malformed(format!("field {number} of {length} bytes")));
         }
@@ -234,7 +234,7 @@ impl Field {
     }
 }
 
-/// The number at the front of the buffer, and how many bytes it takes.
+/// The varint at the front of the buffer, and its length in bytes.
 fn varint(buffer: &[u8]) -> Result<Option<(u64, usize)>, WireError> {
     let mut value = 0u64;
     for (index, byte) in buffer.iter().take(10).enumerate() {

@@ -1,4 +1,4 @@
-//! `Status`: how an API server says no.
+//! `Status`: the error object of an API server.
 
 use prost::Message;
 use serde::Deserialize;
@@ -10,10 +10,10 @@ pub struct Status {
     /// A sentence for people.
     #[prost(string, tag = "3")]
     pub message: String,
-    /// A word for machines, such as `Expired`.
+    /// A machine-readable word, such as `Expired`.
     #[prost(string, tag = "4")]
     pub reason: String,
-    /// More about it.
+    /// Causes and retry delay.
     #[prost(message, optional, tag = "5")]
     pub details: Option<Details>,
     /// The HTTP status code.
@@ -21,14 +21,14 @@ pub struct Status {
     pub code: i32,
 }
 
-/// More about a failure.
+/// Details of a [`Status`].
 #[derive(Clone, PartialEq, Eq, Message, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Details {
-    /// The single causes.
+    /// In no order.
     #[prost(message, repeated, tag = "4")]
     pub causes: Vec<Cause>,
-    /// When to come back.
+    /// 0 if unset.
     #[prost(int32, tag = "5")]
     pub retry_after_seconds: i32,
 }
@@ -37,7 +37,7 @@ pub struct Details {
 #[derive(Clone, PartialEq, Eq, Message, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Cause {
-    /// A word for machines.
+    /// A machine-readable word.
     #[prost(string, tag = "1")]
     pub reason: String,
     /// A sentence for people.
@@ -46,12 +46,12 @@ pub struct Cause {
 }
 
 impl Status {
-    /// Whether a resource version or a page is too old to go on from.
+    /// Whether a resource version or a page is too old to continue from.
     pub fn is_expired(&self) -> bool {
         self.code == 410 || matches!(self.reason.as_str(), "Expired" | "Gone")
     }
 
-    /// Whether the server has not yet reached the version that was asked for.
+    /// Whether the server has not reached the requested version yet.
     pub fn is_version_too_large(&self) -> bool {
         self.details
             .iter()

@@ -141,7 +141,7 @@ async fn watches(asking: &Asking) {
     );
     let events = asking.watch::<EndpointSlice>(&streaming, 6).await;
     match events.as_slice() {
-        // A server over an old etcd knows of streaming lists, and cannot make them.
+        // A server over an old etcd knows streaming lists, but does not support them.
         [WatchEvent::Error(status)] if status.code == 500 => {
             println!("no streaming lists: {}", status.message);
         }

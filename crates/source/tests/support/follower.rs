@@ -22,9 +22,9 @@ pub struct Follower {
     /// How often each kind was listed completely.
     pub lists: BTreeMap<Kind, usize>,
     pub problems: Vec<Problem>,
-    /// The last word of each part.
+    /// The last state of each part.
     pub health: BTreeMap<String, Health>,
-    /// All words of all parts.
+    /// All states of all parts.
     pub history: Vec<(String, Health)>,
     /// Objects that went, in order.
     pub gone: Vec<String>,
@@ -75,7 +75,7 @@ impl Follower {
                 Ok(Some(update)) => self.take(update),
                 Ok(None) => panic!("the source ended while waiting until {what}"),
                 Err(_) => panic!(
-                    "waited in vain until {what}; objects: {:?}, health: {:?}, problems: {:?}",
+                    "timed out:  {what}; objects: {:?}, health: {:?}, problems: {:?}",
                     self.objects.keys().collect::<Vec<_>>(),
                     self.health,
                     self.problems
@@ -120,7 +120,7 @@ impl Follower {
                 return;
             }
             Event::ListDone(kind) => return self.list_done(*kind),
-            other => panic!("no source tells {other:?}"),
+            other => panic!("no source sends {other:?}"),
         };
         if let Some(listed) = self.listing.get_mut(&kind) {
             listed.insert(name.clone());

@@ -153,7 +153,7 @@ fn write_files(folder: &tempfile::TempDir, authority: &Authority) {
     write("tokens.csv", "admin,admin,1,system:masters\nproxier,system:kube-proxy,2\nnobody,nobody,3\n");
 }
 
-/// Ports that nobody uses now. Somebody may take one before we do, which the programs would then say.
+/// Free ports. Another process may take one first; the programs then say so.
 fn free_ports<const N: usize>() -> [u16; N] {
     let listeners: Vec<_> = (0..N).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
     std::array::from_fn(|index| listeners[index].local_addr().expect("it has an address").port())

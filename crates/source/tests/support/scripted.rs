@@ -1,4 +1,4 @@
-//! An HTTP server that answers as a test tells it to, request by request.
+//! An HTTP server whose responses a test scripts, request by request.
 
 use std::convert::Infallible;
 use std::io;
@@ -120,7 +120,7 @@ impl Scripted {
         identity: &Identity,
         script: impl FnMut(&Seen) -> Reply + Send + 'static,
     ) -> Scripted {
-        let _ = tokio_rustls::rustls::crypto::aws_lc_rs::default_provider().install_default();
+        let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
         let certificate =
             CertificateDer::from_pem_slice(identity.certificate.as_bytes()).expect("a certificate");
         let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).expect("a key");
@@ -146,7 +146,7 @@ impl Scripted {
     pub async fn until_seen(&self, what: &str, condition: impl Fn(&Seen) -> bool) -> Vec<Seen> {
         let deadline = tokio::time::Instant::now() + DEADLINE;
         while !self.seen().iter().any(&condition) {
-            assert!(tokio::time::Instant::now() < deadline, "waited in vain until {what}: {:?}", self.seen());
+            assert!(tokio::time::Instant::now() < deadline, "timed out:  {what}: {:?}", self.seen());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         self.seen()
@@ -204,7 +204,7 @@ fn response(reply: Reply) -> Response<Body> {
         match step {
             Step::Send(bytes) => Some(Ok(Frame::data(bytes))),
             Step::Hang => std::future::pending().await,
-            Step::Break => Some(Err(io::Error::other("told to break"))),
+            Step::Break => Some(Err(io::Error::other("scripted break"))),
             Step::Pause(time) => {
                 tokio::time::sleep(time).await;
                 None

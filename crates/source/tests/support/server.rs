@@ -77,7 +77,7 @@ impl Server {
 
 /// A client that is not the one under test. It takes no for an answer.
 pub async fn admin(kubeconfig: &Path) -> kube::Client {
-    let _ = tokio_rustls::rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
     let kubeconfig = kube::config::Kubeconfig::read_from(kubeconfig);
     let options = kube::config::KubeConfigOptions::default();
     let config = kube::Config::from_custom_kubeconfig(kubeconfig.expect("it is good"), &options).await;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context, Result};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType};
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 use tokio_rustls::rustls::{DEFAULT_VERSIONS, ServerConfig};
 
@@ -17,7 +17,7 @@ pub(super) struct Tls {
     /// The authority that clients are to trust, as PEM.
     pub(super) authority: String,
     pub(super) trusted: TlsAcceptor,
-    /// The same with a certificate of an authority that nobody knows.
+    /// The same with a certificate of an unknown authority.
     pub(super) untrusted: TlsAcceptor,
 }
 
@@ -34,7 +34,7 @@ impl Tls {
 
     fn new() -> Result<Tls> {
         let (authority, trusted) = acceptor("portwarden-test")?;
-        let (_, untrusted) = acceptor("somebody-else")?;
+        let (_, untrusted) = acceptor("unknown-authority")?;
         Ok(Tls { authority, trusted, untrusted })
     }
 }
@@ -63,7 +63,7 @@ fn acceptor(name: &str) -> Result<(String, TlsAcceptor)> {
     let key = KeyPair::generate().context("cannot make a key")?;
     let certificate = params.signed_by(&key, &issuer).context("cannot make a certificate")?;
     let key = PrivateKeyDer::try_from(key.serialize_der()).map_err(anyhow::Error::msg)?;
-    let mut config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+    let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_protocol_versions(DEFAULT_VERSIONS)
         .context("TLS versions")?
         .with_no_client_auth()

@@ -1,46 +1,46 @@
-//! Tells each problem once, however often the object comes again.
+//! Filters repeated problems: each is reported once, however often its object is read.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 
 use portwarden_model::Problem;
 
-/// Remembers which problems of which objects were told. Holds nothing for objects without problems.
+/// The reported problems of each object. Objects without problems have no entry.
 #[derive(Debug)]
-pub(crate) struct Reported<K> {
-    told: HashMap<K, Told>,
+pub(crate) struct ReportedProblems<K> {
+    entries: HashMap<K, Entry>,
     hasher: RandomState,
     list: u64,
 }
 
 #[derive(Debug)]
-struct Told {
+struct Entry {
     hashes: HashSet<u64>,
-    /// The last list that brought the object.
+    /// The last list that contained the object.
     list: u64,
 }
 
-impl<K> Default for Reported<K> {
+impl<K> Default for ReportedProblems<K> {
     fn default() -> Self {
-        Reported { told: HashMap::new(), hasher: RandomState::new(), list: 0 }
+        ReportedProblems { entries: HashMap::new(), hasher: RandomState::new(), list: 0 }
     }
 }
 
-impl<K: Eq + std::hash::Hash> Reported<K> {
-    /// Those of an object's present problems that were not told yet. What the object no longer has is forgotten.
+impl<K: Eq + std::hash::Hash> ReportedProblems<K> {
+    /// The problems of an object that were not reported yet. Problems that it no longer has are forgotten.
     pub(crate) fn fresh(&mut self, object: impl FnOnce() -> K, problems: Vec<Problem>) -> Vec<Problem> {
         // Most objects of most clusters have no problem, and should cost nothing.
-        if problems.is_empty() && self.told.is_empty() {
+        if problems.is_empty() && self.entries.is_empty() {
             return problems;
         }
         let object = object();
         if problems.is_empty() {
-            self.told.remove(&object);
+            self.entries.remove(&object);
             return problems;
         }
         let hashes = problems.iter().map(|problem| self.hasher.hash_one(problem)).collect();
-        let now = Told { hashes, list: self.list };
-        let Some(before) = self.told.insert(object, now) else { return problems };
+        let now = Entry { hashes, list: self.list };
+        let Some(before) = self.entries.insert(object, now) else { return problems };
         let hasher = &self.hasher;
         problems.into_iter().filter(|problem| !before.hashes.contains(&hasher.hash_one(problem))).collect()
     }
@@ -50,9 +50,9 @@ impl<K: Eq + std::hash::Hash> Reported<K> {
         self.list += 1;
     }
 
-    /// The list is whole: objects that it did not bring are forgotten.
+    /// The list is complete: objects that it did not contain are forgotten.
     pub(crate) fn list_done(&mut self) {
-        self.told.retain(|_, told| told.list == self.list);
+        self.entries.retain(|_, entry| entry.list == self.list);
     }
 }
 
@@ -65,8 +65,8 @@ mod tests {
     }
 
     #[test]
-    fn a_problem_is_told_once_until_it_was_gone() {
-        let mut reported = Reported::default();
+    fn a_problem_is_reported_once_until_it_was_gone() {
+        let mut reported = ReportedProblems::default();
         assert_eq!(reported.fresh(|| "web", vec![problem("a")]), [problem("a")]);
         assert_eq!(reported.fresh(|| "web", vec![problem("a"), problem("b")]), [problem("b")]);
         assert_eq!(reported.fresh(|| "web", vec![problem("b")]), []);
@@ -76,13 +76,13 @@ mod tests {
     }
 
     #[test]
-    fn a_list_forgets_what_it_did_not_bring() {
-        let mut reported = Reported::default();
+    fn a_list_forgets_objects_that_it_does_not_contain() {
+        let mut reported = ReportedProblems::default();
         reported.fresh(|| "web", vec![problem("a")]);
         reported.fresh(|| "gone", vec![problem("a")]);
         reported.list_started();
         assert_eq!(reported.fresh(|| "web", vec![problem("a")]), []);
         reported.list_done();
-        assert_eq!(reported.told.len(), 1);
+        assert_eq!(reported.entries.len(), 1);
     }
 }

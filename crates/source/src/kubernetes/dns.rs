@@ -1,4 +1,4 @@
-//! Names of API servers, looked up as usual, with the time that it takes.
+//! DNS look-ups of the API server, with their duration for metrics.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use hyper_util::client::legacy::connect::dns::{GaiAddrs, GaiResolver, Name};
 use tower::Service;
 
-/// The latest look-ups with the time that they took, until somebody takes them.
+/// Look-ups with their duration, until [`Resolutions::take`].
 #[derive(Debug, Clone, Default)]
 pub(super) struct Resolutions(Arc<Mutex<Vec<(String, Duration)>>>);
 
 impl Resolutions {
-    /// Those since the last call.
+    /// The look-ups since the last call.
     pub(super) fn take(&self) -> Vec<(String, Duration)> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -24,7 +24,7 @@ impl Resolutions {
     }
 }
 
-/// Looks names up as the host does.
+/// The system resolver with a clock.
 #[derive(Debug, Clone)]
 pub(super) struct TimedResolver {
     inner: GaiResolver,

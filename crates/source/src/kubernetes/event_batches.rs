@@ -1,33 +1,33 @@
-//! From decoded objects to the sink: settled, gathered into batches, problems told once.
+//! Turns decoded objects into batches of model events for the sink, and reports each problem once.
 
 use std::marker::PhantomData;
 
 use portwarden_model::{Event, Interner, NamespacedName, Problem};
 
-use crate::report::Reported;
-use crate::settle::Manifest;
+use crate::manifest::Manifest;
+use crate::reported_problems::ReportedProblems;
 use crate::sink::{Closed, Sink};
 
-/// While a list arrives, so many events go together.
+/// Events in one batch while a list arrives.
 const BATCH: usize = 500;
 
-/// Takes in the objects of one kind.
+/// The events of one kind of object.
 #[derive(Debug)]
-pub(crate) struct Intake<M> {
+pub(crate) struct EventBatches<M> {
     sink: Sink,
     names: Interner,
-    reported: Reported<NamespacedName>,
+    reported: ReportedProblems<NamespacedName>,
     events: Vec<Event>,
     problems: Vec<Problem>,
     object: PhantomData<M>,
 }
 
-impl<M: Manifest> Intake<M> {
+impl<M: Manifest> EventBatches<M> {
     pub(crate) fn new(sink: Sink) -> Self {
-        Intake {
+        EventBatches {
             sink,
             names: Interner::default(),
-            reported: Reported::default(),
+            reported: ReportedProblems::default(),
             events: Vec::new(),
             problems: Vec::new(),
             object: PhantomData,
@@ -47,14 +47,14 @@ impl<M: Manifest> Intake<M> {
         self.events.push(Event::ListDone(M::KIND));
     }
 
-    /// The object is this now.
+    /// The object was created or changed.
     pub(crate) fn applied(&mut self, object: &M) {
         let (event, problems) = object.applied(&mut self.names);
         self.events.push(event);
         self.report(object, problems);
     }
 
-    /// The object is gone.
+    /// The object was deleted.
     pub(crate) fn deleted(&mut self, object: &M) {
         self.events.push(object.deleted());
         self.report(object, Vec::new());
@@ -66,7 +66,7 @@ impl<M: Manifest> Intake<M> {
         let problem = Problem {
             object: format!("{} of unknown name", M::NAME),
             field: "the object".to_owned(),
-            text: format!("{reason}; left out"),
+            text: format!("{reason}; ignored"),
         };
         let fresh = self.reported.fresh(|| key, vec![problem]);
         self.problems.extend(fresh);

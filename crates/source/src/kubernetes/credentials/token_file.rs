@@ -1,4 +1,4 @@
-//! A bearer token in a file, as the kubelet mounts and rotates it.
+//! A bearer token in a file that the kubelet rotates.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,10 +8,10 @@ use std::time::Duration;
 use http::HeaderValue;
 use tokio::time::Instant;
 
-/// How long a token is used before the file is read again; rotated ones stay valid far longer.
+/// How long a token is used before the file is read again; a rotated token stays valid far longer.
 const FRESH: Duration = Duration::from_secs(60);
 
-/// Why a token file gives no token.
+/// Why a token file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// The file cannot be read.
@@ -19,18 +19,18 @@ pub enum TokenError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The file has something else in it.
-    #[error("{path} does not hold a token: it is empty or has characters that no token has")]
+    /// The file contains no token.
+    #[error("{path} contains no token: it is empty or has characters that no token has")]
     Content {
         /// The file.
         path: PathBuf,
     },
 }
 
-/// Reads a token when it is needed.
+/// Reads and caches a token.
 #[derive(Debug)]
 pub(crate) struct TokenFile {
     path: PathBuf,
@@ -42,7 +42,7 @@ impl TokenFile {
         TokenFile { path, last: Mutex::new(None) }
     }
 
-    /// The `Authorization` header. If the file cannot be read any more, the last token serves on.
+    /// The `Authorization` header. If the file can no longer be read, the last token stays in use.
     pub(crate) fn header(&self) -> Result<HeaderValue, TokenError> {
         let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let now = Instant::now();
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_rotated_token_is_read_again_and_a_lost_one_serves_on() {
+    async fn a_rotated_token_is_read_again_and_a_lost_one_stays_in_use() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("token");
         let file = TokenFile::new(path.clone());

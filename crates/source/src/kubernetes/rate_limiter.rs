@@ -1,4 +1,4 @@
-//! Keeps the rate of requests to an API server within what the configuration allows.
+//! Limits the rate of requests to an API server, as `clientConnection.qps` and `burst` say.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 /// A token bucket that all requests of a client share.
 #[derive(Debug)]
-pub(crate) struct Limiter {
-    /// Nothing when there is no limit.
+pub(crate) struct RateLimiter {
+    /// `None` without a limit.
     bucket: Option<Mutex<Bucket>>,
 }
 
@@ -16,24 +16,24 @@ pub(crate) struct Limiter {
 struct Bucket {
     per_second: f64,
     burst: f64,
-    /// Below zero when requests are already waiting for tokens to come.
+    /// Negative while requests wait.
     tokens: f64,
     at: Instant,
 }
 
-impl Limiter {
-    /// At most `qps` requests a second on average, and `burst` at once; below zero means no limit.
+impl RateLimiter {
+    /// At most `qps` requests per second on average, and `burst` at once; a negative `qps` means no limit.
     pub(crate) fn new(qps: f32, burst: u32) -> Self {
         if qps <= 0.0 {
-            return Limiter { bucket: None };
+            return RateLimiter { bucket: None };
         }
         let burst = f64::from(burst.max(1));
         let bucket = Bucket { per_second: f64::from(qps), burst, tokens: burst, at: Instant::now() };
-        Limiter { bucket: Some(Mutex::new(bucket)) }
+        RateLimiter { bucket: Some(Mutex::new(bucket)) }
     }
 
-    /// Waits for this request's turn; says how long that took.
-    pub(crate) async fn turn(&self) -> Duration {
+    /// Waits until the request may be sent, and returns how long that took.
+    pub(crate) async fn acquire(&self) -> Duration {
         let Some(bucket) = &self.bucket else { return Duration::ZERO };
         let wait = bucket.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take(Instant::now());
         if !wait.is_zero() {
@@ -44,7 +44,7 @@ impl Limiter {
 }
 
 impl Bucket {
-    /// Takes a token; says when it will be there.
+    /// Takes a token, and returns the time until it is available.
     fn take(&mut self, now: Instant) -> Duration {
         let passed = now.saturating_duration_since(self.at).as_secs_f64();
         self.at = self.at.max(now);
@@ -63,26 +63,26 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_burst_passes_and_then_the_rate_holds() {
-        let limiter = Limiter::new(5.0, 10);
+        let limiter = RateLimiter::new(5.0, 10);
         let start = Instant::now();
         for _ in 0..10 {
-            limiter.turn().await;
+            limiter.acquire().await;
         }
         assert_eq!(start.elapsed(), Duration::ZERO);
         for _ in 0..5 {
-            limiter.turn().await;
+            limiter.acquire().await;
         }
         assert_eq!(start.elapsed().as_millis(), 1000);
         tokio::time::sleep(Duration::from_secs(60)).await;
-        assert!(limiter.turn().await.is_zero(), "the bucket has filled again");
+        assert!(limiter.acquire().await.is_zero(), "the bucket has filled again");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_negative_rate_is_no_limit() {
-        let limiter = Limiter::new(-1.0, 1);
+        let limiter = RateLimiter::new(-1.0, 1);
         let start = Instant::now();
         for _ in 0..1000 {
-            limiter.turn().await;
+            limiter.acquire().await;
         }
         assert_eq!(start.elapsed(), Duration::ZERO);
     }

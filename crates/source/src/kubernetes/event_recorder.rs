@@ -1,6 +1,6 @@
-//! Kubernetes Events: what happened on this node, for whoever looks at the Node or a Service.
+//! Kubernetes Events about the Node and about Services.
 //!
-//! Recording never waits. What cannot be sent is dropped in the end: an Event is a courtesy.
+//! Recording never waits. An Event that cannot be sent after some retries is dropped.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
@@ -16,68 +16,68 @@ use tokio::time::Instant;
 use super::backoff::random;
 use super::client::{Call, Client};
 use super::error::RequestError;
-use super::limiter::Limiter;
+use super::rate_limiter::RateLimiter;
 
-/// Events that wait to be sent; more are dropped.
+/// The length of the queue; Events beyond it are dropped.
 const QUEUE: usize = 1000;
 /// Attempts to send one Event, and the time between them.
 const ATTEMPTS: usize = 12;
 const BETWEEN_ATTEMPTS: Duration = Duration::from_secs(10);
 /// A repetition within this time belongs to the same series.
 const SERIES: Duration = Duration::from_secs(360);
-/// Series that are remembered at most.
-const SERIES_KNOWN: usize = 1000;
-/// Requests for Events: a handful at once, then one every ten seconds.
+/// The most series to remember.
+const MAX_SERIES: usize = 1000;
+/// The rate of requests for Events: a burst, then one every ten seconds.
 const QPS: f32 = 0.1;
 const BURST: u32 = 25;
-/// Of an answer, no more is read.
-const ANSWER: usize = 64 << 10;
-/// The server's limit on a note.
-const NOTE: usize = 1024;
+/// The longest response that is read.
+const MAX_RESPONSE: usize = 64 << 10;
+/// The API's limit for the length of a note.
+const MAX_NOTE: usize = 1024;
 
-/// What an Event is about.
+/// The object of an Event: its field `regarding`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Regarding {
-    /// The Node of this name.
+    /// By its name.
     Node(String),
-    /// A Service.
+    /// By namespace and name.
     Service(NamespacedName),
 }
 
-/// Whether an Event asks for attention.
+/// The type of an Event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Severity {
-    /// It does not.
+    /// Information only.
     Normal,
-    /// It does.
+    /// Asks for attention.
     Warning,
 }
 
-/// Something to tell.
+/// An Event to record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewEvent {
-    /// What it is about.
+    /// The object that it is about.
     pub regarding: Regarding,
-    /// Whether it asks for attention.
+    /// Normal or warning.
     pub severity: Severity,
-    /// Why it is told, in one word for machines.
+    /// The cause as one machine-readable word, such as `Starting`.
     pub reason: String,
-    /// What was done, in one word for machines.
+    /// The action as one machine-readable word, such as `StartKubeProxy`.
     pub action: String,
     /// A sentence for people.
     pub note: String,
 }
 
-/// Takes Events. Cheap to clone.
+/// Queues Events. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct EventRecorder {
     queue: mpsc::Sender<NewEvent>,
 }
 
 impl EventRecorder {
-    /// A recorder, and the work behind it, which is to be run beside everything else and ends when the last recorder is dropped.
+    /// A recorder, and the task that sends its Events, which ends when the last recorder is dropped.
     ///
-    /// `instance` tells this process from others of the same controller.
+    /// `instance` identifies this process among those of the same controller.
     pub fn new(
         client: Client,
         controller: &str,
@@ -86,7 +86,7 @@ impl EventRecorder {
         let (queue, events) = mpsc::channel(QUEUE);
         let worker = Worker {
             client,
-            limiter: Limiter::new(QPS, BURST),
+            limiter: RateLimiter::new(QPS, BURST),
             controller: controller.to_owned(),
             instance: instance.to_owned(),
             series: HashMap::new(),
@@ -94,23 +94,23 @@ impl EventRecorder {
         (EventRecorder { queue }, worker.run(events))
     }
 
-    /// Records an Event, unless too many wait already.
+    /// Queues an Event, or drops it if the queue is full.
     pub fn record(&self, event: NewEvent) {
         if let Err(error) = self.queue.try_send(event) {
-            tracing::debug!(%error, "an Event is dropped");
+            tracing::debug!(%error, "Dropped an Event");
         }
     }
 }
 
 struct Worker {
     client: Client,
-    limiter: Limiter,
+    limiter: RateLimiter,
     controller: String,
     instance: String,
     series: HashMap<Key, Series>,
 }
 
-/// What makes two Events repetitions of each other.
+/// Events with the same key are a series.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
     regarding: Regarding,
@@ -124,7 +124,7 @@ struct Series {
     name: String,
     count: u32,
     last: Instant,
-    /// When the server last heard of it.
+    /// The time of the last request about it.
     sent: Instant,
 }
 
@@ -143,7 +143,7 @@ impl Worker {
                 Some(series) => {
                     series.count += 1;
                     series.last = now;
-                    // The first repetition makes it a series; of later ones, the count is enough now and then.
+                    // The first repetition makes it a series; later ones only update its count, every few minutes.
                     if series.count == 2 || now.saturating_duration_since(series.sent) >= SERIES {
                         series.sent = now;
                         let (name, count) = (series.name.clone(), series.count);
@@ -162,7 +162,7 @@ impl Worker {
         let path = format!("/apis/events.k8s.io/v1/namespaces/{}/events", body.metadata.namespace);
         let Ok(body) = serde_json::to_vec(&body) else { return };
         self.send(Method::POST, &path, "application/json", body.into()).await;
-        if self.series.len() < SERIES_KNOWN {
+        if self.series.len() < MAX_SERIES {
             self.series.insert(key, Series { name, count: 1, last: now, sent: now });
         }
     }
@@ -174,10 +174,10 @@ impl Worker {
         self.send(Method::PATCH, &path, "application/merge-patch+json", body.into()).await;
     }
 
-    /// Sends with some patience for a server that is away, and none for one that says no.
+    /// Sends, and retries while the server cannot be reached; not after a refusal.
     async fn send(&self, method: Method, path: &str, content_type: &'static str, body: Bytes) {
         for attempt in 1..=ATTEMPTS {
-            self.limiter.turn().await;
+            self.limiter.acquire().await;
             let call = Call {
                 method: method.clone(),
                 path_and_query: path,
@@ -186,20 +186,20 @@ impl Worker {
             };
             let error = match self.client.send(call).await {
                 Ok(answer) => {
-                    // Read to the end, so that the connection can be used again.
-                    let _ = Limited::new(answer.into_body(), ANSWER).collect().await;
+                    // Reads to the end, so that the connection can be reused.
+                    let _ = Limited::new(answer.into_body(), MAX_RESPONSE).collect().await;
                     return;
                 }
                 Err(error) => error,
             };
-            let may_help = !matches!(
+            let can_retry = !matches!(
                 error,
                 RequestError::Forbidden { .. }
                     | RequestError::NotFound { .. }
                     | RequestError::Refused { code: 400..=499, .. }
             );
-            tracing::debug!(%error, attempt, "an Event could not be sent");
-            if !may_help {
+            tracing::debug!(%error, attempt, "Cannot send an Event");
+            if !can_retry {
                 return;
             }
             let wait = BETWEEN_ATTEMPTS.mul_f64(0.5 + random());
@@ -209,7 +209,7 @@ impl Worker {
 }
 
 impl Regarding {
-    /// Events about cluster-wide objects are kept in this namespace.
+    /// Events about cluster-wide objects live in the namespace `default`.
     fn event_namespace(&self) -> &str {
         match self {
             Regarding::Node(_) => "default",
@@ -291,7 +291,7 @@ impl<'a> Body<'a> {
 }
 
 fn shortened(note: &str) -> &str {
-    let end = (0..=note.len().min(NOTE)).rev().find(|end| note.is_char_boundary(*end)).unwrap_or(0);
+    let end = (0..=note.len().min(MAX_NOTE)).rev().find(|end| note.is_char_boundary(*end)).unwrap_or(0);
     note.get(..end).unwrap_or_default()
 }
 
@@ -301,7 +301,7 @@ fn wall_clock() -> i64 {
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// RFC 3339 with exactly six digits, the only form that the API takes here.
+/// RFC 3339 with exactly six digits, the only form that the API accepts.
 fn micro_time(nanos: i64) -> String {
     let whole = Timestamp::from_nanos(nanos.div_euclid(1_000_000_000) * 1_000_000_000).to_string();
     format!("{}.{:06}Z", whole.trim_end_matches('Z'), nanos.rem_euclid(1_000_000_000) / 1000)
@@ -312,7 +312,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_written_as_the_api_wants_it() {
+    fn an_event_has_the_form_of_the_api() {
         let event = NewEvent {
             regarding: Regarding::Node("node-a".into()),
             severity: Severity::Normal,

@@ -1,38 +1,38 @@
-//! The proxy that the environment asks for, by the rules of programs written in Go, as kube-proxy follows them.
+//! `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, by the rules of Go programs such as kube-proxy.
 
 use std::net::IpAddr;
 
 use http::Uri;
 use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 
-/// What the environment says about proxies.
+/// The variables.
 #[derive(Debug, Default)]
-pub(crate) struct Proxies {
-    /// For servers without TLS.
+pub(crate) struct ProxyEnvironment {
+    /// `HTTP_PROXY`, for servers without TLS.
     pub(crate) http: String,
-    /// For servers with TLS.
+    /// `HTTPS_PROXY`, for servers with TLS.
     pub(crate) https: String,
-    /// Hosts, domains and ranges that need none.
+    /// `NO_PROXY`: hosts, domains and ranges that need no proxy.
     pub(crate) no: String,
 }
 
-impl Proxies {
-    /// Those of this process. `ALL_PROXY` is not among them, as it is not in Go.
+impl ProxyEnvironment {
+    /// Those of this process. Go ignores `ALL_PROXY`, and so do we.
     pub(crate) fn of_process() -> Self {
         let variable = |upper: &str, lower: &str| {
             let value = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
             value(upper).or_else(|| value(lower)).unwrap_or_default()
         };
-        Proxies {
+        ProxyEnvironment {
             http: variable("HTTP_PROXY", "http_proxy"),
             https: variable("HTTPS_PROXY", "https_proxy"),
             no: variable("NO_PROXY", "no_proxy"),
         }
     }
 
-    /// The proxy on the way to a server.
+    /// The proxy for a server.
     pub(crate) fn towards(&self, server: &Uri) -> Option<Intercept> {
-        // A proxy on another machine cannot reach it: the balancer in front of the API servers is often on the node itself.
+        // A proxy on another machine cannot reach this host, where a load balancer for the API servers often runs.
         if is_this_host(server.host()?) {
             return None;
         }
@@ -41,14 +41,14 @@ impl Proxies {
         matcher.build().intercept(server)
     }
 
-    /// Those that count for a server with this port, without theirs.
+    /// The exceptions that apply to this port, without their ports.
     fn exceptions(&self, port: u16) -> String {
         let counts = |entry: &str| match with_port(entry) {
             Some((host, own)) => (own == port).then(|| host.to_owned()),
             None => Some(entry.to_owned()),
         };
         let entries = self.no.split(',').map(|entry| entry.trim().trim_start_matches('*'));
-        // Nothing but the asterisk was there: it stands for every host.
+        // An asterisk alone matches every host.
         let all = self.no.split(',').any(|entry| entry.trim() == "*");
         if all {
             "*,0.0.0.0/0,::/0".to_owned()
@@ -67,7 +67,7 @@ fn port(server: &Uri) -> u16 {
     server.port_u16().unwrap_or(if server.scheme_str() == Some("http") { 80 } else { 443 })
 }
 
-/// `host:port` or `[ip]:port` in its parts; nothing for an entry without a port, such as an IPv6 address.
+/// The parts of `host:port` or `[ip]:port`; `None` for an entry without a port, such as an IPv6 address.
 fn with_port(entry: &str) -> Option<(&str, u16)> {
     if entry.parse::<IpAddr>().is_ok() || entry.contains('/') {
         return None;
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     fn goes_through(no: &str, server: &str) -> bool {
-        let proxies = Proxies {
+        let proxies = ProxyEnvironment {
             http: "http://plain:3128".to_owned(),
             https: "http://proxy:3128".to_owned(),
             no: no.to_owned(),
@@ -123,7 +123,8 @@ mod tests {
 
     #[test]
     fn the_scheme_of_the_server_decides() {
-        let proxies = Proxies { https: "http://proxy:3128".to_owned(), ..Proxies::default() };
+        let proxies =
+            ProxyEnvironment { https: "http://proxy:3128".to_owned(), ..ProxyEnvironment::default() };
         assert!(proxies.towards(&"https://a".parse().unwrap()).is_some());
         assert!(proxies.towards(&"http://a".parse().unwrap()).is_none());
     }

@@ -1,4 +1,4 @@
-//! From manifests to model events.
+//! Manifests and the model events that they become.
 
 use std::fmt::Debug;
 
@@ -7,18 +7,18 @@ use serde::de::DeserializeOwned;
 
 /// A manifest of one of the kinds that a proxy uses.
 pub trait Manifest: prost::Message + DeserializeOwned + Default + Debug + PartialEq + 'static {
-    /// Its kind.
+    /// The kind for the model.
     const KIND: Kind;
-    /// Its kind as Kubernetes writes it.
+    /// The kind in Kubernetes.
     const NAME: &'static str;
 
-    /// Its metadata.
+    /// `metadata` of the object.
     fn metadata(&self) -> &manifest::Metadata;
 
-    /// The event that says that the object is this now, and what of it cannot be used.
+    /// The event for a created or changed object, and the parts that cannot be used.
     fn applied(&self, names: &mut Interner) -> (Event, Vec<Problem>);
 
-    /// The event that says that there is no such object.
+    /// The event for a deleted object.
     fn deleted(&self) -> Event;
 }
 

@@ -1,30 +1,30 @@
-//! Which directories must be followed so that no way of changing a file goes unnoticed.
+//! The directories to watch so that every change of a file is noticed, symbolic links included.
 //!
-//! A path can change its meaning anywhere along it: a mounted ConfigMap is `web.yaml -> ..data/web.yaml` with `..data`
-//! a link that is swapped. Following the entry of each link on the way catches all of it.
+//! Any part of a path can be replaced: a mounted ConfigMap is `web.yaml -> ..data/web.yaml`, and `..data` is a link that is swapped.
+//! So the entry of each link is watched.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::path::{Component, Path, PathBuf};
 
-/// The kernel's own limit on links in one path.
+/// The limit of the kernel for links in one path.
 const LINKS: usize = 40;
 
-/// Directories, and what matters in each.
+/// Directories, and the entries to watch in each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Points(BTreeMap<PathBuf, Interest>);
+pub(super) struct WatchedPaths(BTreeMap<PathBuf, Interest>);
 
-/// What matters in a directory.
+/// The entries to watch in a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Interest {
-    /// Every entry.
+    /// All of them.
     All,
-    /// Entries of these names.
+    /// Those with these names.
     Entries(BTreeSet<OsString>),
 }
 
 impl Interest {
-    /// Whether an event on this entry matters. Events on the directory itself have no name and always do.
+    /// Whether an event on this entry is relevant. Events on the directory itself have no name and always are.
     pub(super) fn covers(&self, name: Option<&OsStr>) -> bool {
         match (self, name) {
             (Interest::All, _) | (_, None) => true,
@@ -33,14 +33,13 @@ impl Interest {
     }
 }
 
-impl Points {
-    /// The directories.
+impl WatchedPaths {
     pub(super) fn iter(&self) -> impl Iterator<Item = (&PathBuf, &Interest)> {
         self.0.iter()
     }
 
-    /// Adds all entries on the way to an absolute path. Returns what the path stands for in the end, if that exists.
-    pub(super) fn add_route(&mut self, path: &Path) -> Option<PathBuf> {
+    /// Adds every link of an absolute path and its last entry. Returns the target, if it exists.
+    pub(super) fn add_path(&mut self, path: &Path) -> Option<PathBuf> {
         let mut left: Vec<OsString> = components(path);
         left.reverse();
         let mut here = PathBuf::from("/");
@@ -76,8 +75,8 @@ impl Points {
         Some(here)
     }
 
-    /// Adds a directory in which everything matters.
-    pub(super) fn add_all(&mut self, directory: PathBuf) {
+    /// Adds a directory with all its entries.
+    pub(super) fn add_directory(&mut self, directory: PathBuf) {
         self.0.insert(directory, Interest::All);
     }
 
@@ -105,7 +104,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    fn entries(points: &Points, root: &Path) -> Vec<String> {
+    fn entries(paths: &WatchedPaths, root: &Path) -> Vec<String> {
         let names = |interest: &Interest| match interest {
             Interest::All => vec!["*".to_owned()],
             Interest::Entries(names) => names.iter().map(|n| n.display().to_string()).collect(),
@@ -114,30 +113,30 @@ mod tests {
             let dir = dir.strip_prefix(root).ok()?.display().to_string();
             Some(names(interest).into_iter().map(move |name| format!("{dir}/{name}")).collect::<Vec<_>>())
         };
-        points.iter().filter_map(under).flatten().collect()
+        paths.iter().filter_map(under).flatten().collect()
     }
 
     #[test]
-    fn every_link_on_the_way_is_followed() {
+    fn every_link_of_a_path_is_watched() {
         let root = tempfile::tempdir().expect("a folder");
         let root = root.path().canonicalize().expect("it exists");
         fs::create_dir_all(root.join("mount/..1")).expect("a folder");
         fs::write(root.join("mount/..1/web.yaml"), "").expect("a file");
         symlink("..1", root.join("mount/..data")).expect("a link");
         symlink("..data/web.yaml", root.join("mount/web.yaml")).expect("a link");
-        let mut points = Points::default();
-        let target = points.add_route(&root.join("mount/web.yaml"));
+        let mut paths = WatchedPaths::default();
+        let target = paths.add_path(&root.join("mount/web.yaml"));
         assert_eq!(target, Some(root.join("mount/..1/web.yaml")));
-        assert_eq!(entries(&points, &root), ["mount/..data", "mount/web.yaml", "mount/..1/web.yaml"]);
+        assert_eq!(entries(&paths, &root), ["mount/..data", "mount/web.yaml", "mount/..1/web.yaml"]);
     }
 
     #[test]
-    fn a_missing_part_is_waited_for_where_it_must_appear() {
+    fn a_missing_part_is_watched_for_in_its_parent() {
         let root = tempfile::tempdir().expect("a folder");
         let root = root.path().canonicalize().expect("it exists");
-        let mut points = Points::default();
-        assert_eq!(points.add_route(&root.join("a/b/c.yaml")), None);
-        assert_eq!(entries(&points, &root), ["/a"]);
+        let mut paths = WatchedPaths::default();
+        assert_eq!(paths.add_path(&root.join("a/b/c.yaml")), None);
+        assert_eq!(entries(&paths, &root), ["/a"]);
     }
 
     #[test]
@@ -146,8 +145,8 @@ mod tests {
         let root = root.path().canonicalize().expect("it exists");
         symlink("b", root.join("a")).expect("a link");
         symlink("a", root.join("b")).expect("a link");
-        let mut points = Points::default();
-        assert_eq!(points.add_route(&root.join("a")), None);
-        assert_eq!(entries(&points, &root), ["/a", "/b"]);
+        let mut paths = WatchedPaths::default();
+        assert_eq!(paths.add_path(&root.join("a")), None);
+        assert_eq!(entries(&paths, &root), ["/a", "/b"]);
     }
 }

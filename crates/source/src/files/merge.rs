@@ -1,4 +1,4 @@
-//! All files as one set of objects, and what changed in it since the last time.
+//! Merges all files into one set of objects, and finds what changed since the last scan.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -7,29 +7,28 @@ use std::sync::Arc;
 
 use portwarden_model::{Event, Kind, Name, Problem, manifest};
 
-use super::folder::{Folder, Key, Settled};
-use crate::report::Reported;
-use crate::settle::Manifest;
+use super::folder::{FileObject, Folder, Key};
+use crate::manifest::Manifest;
+use crate::reported_problems::ReportedProblems;
 
-/// What was told so far.
+/// The objects as of the last scan.
 #[derive(Debug, Default)]
-pub(super) struct Merged {
-    /// The objects; none before the first list.
+pub(super) struct MergedFiles {
+    /// `None` before the first scan.
     objects: Option<BTreeMap<Key, Arc<Event>>>,
-    objects_reported: Reported<Key>,
-    files_reported: Reported<PathBuf>,
+    objects_reported: ReportedProblems<Key>,
+    files_reported: ReportedProblems<PathBuf>,
 }
 
-/// What is new.
 #[derive(Debug, Default)]
-pub(super) struct News {
+pub(super) struct Difference {
     pub(super) events: Vec<Event>,
     pub(super) problems: Vec<Problem>,
 }
 
-impl Merged {
-    /// Takes in the present state of all files. The first time, everything comes as complete lists of all kinds.
-    pub(super) fn update(&mut self, folder: &Folder) -> News {
+impl MergedFiles {
+    /// Compares with the files. The first difference consists of complete lists of all kinds.
+    pub(super) fn update(&mut self, folder: &Folder) -> Difference {
         let mut problems = Vec::new();
         let winners = self.winners(folder, &mut problems);
         let now: BTreeMap<Key, Arc<Event>> = winners
@@ -41,16 +40,16 @@ impl Merged {
             Some(before) => changes(before, &now),
         };
         self.objects = Some(now);
-        News { events, problems }
+        Difference { events, problems }
     }
 
-    /// The one object that counts for each key: the first, in the order of file names and then of documents.
+    /// The object in use for each key: the first one, by file name and then by position in the file.
     fn winners<'a>(
         &mut self,
         folder: &'a Folder,
         fresh: &mut Vec<Problem>,
-    ) -> BTreeMap<&'a Key, (&'a Path, &'a Settled)> {
-        let mut winners: BTreeMap<&Key, (&Path, &Settled)> = BTreeMap::new();
+    ) -> BTreeMap<&'a Key, (&'a Path, &'a FileObject)> {
+        let mut winners: BTreeMap<&Key, (&Path, &FileObject)> = BTreeMap::new();
         self.objects_reported.list_started();
         self.files_reported.list_started();
         for (path, file) in folder.files() {
@@ -84,7 +83,7 @@ fn duplicate(path: &Path, (kind, name): &Key, winner: &Path) -> Problem {
     Problem {
         object: path.display().to_string(),
         field: format!("{kind} {}", name.as_str().trim_start_matches('/')),
-        text: format!("already in {}, which counts; this one is left out", winner.display()),
+        text: format!("already in {}, which is used; this one is ignored", winner.display()),
     }
 }
 
