@@ -7,7 +7,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use crate::choice::{Reason, Topology, Why};
-use crate::desired::{Admission, Frontend, PoolKind, ProxiedService, Verdict};
+use crate::desired::{Admission, Exposure, Frontend, PoolKind, ProxiedService, Verdict};
 use crate::endpoints::Candidate;
 use crate::ip::Family;
 use crate::name::{Name, NamespacedName, PortName, Protocol};
@@ -77,8 +77,10 @@ pub struct FrontendExplanation {
 pub enum FrontendReason {
     /// Another frontend has the same address and port, and comes first.
     TakenByAnother,
-    /// The settings do not allow such a frontend.
+    /// The settings do not allow external addresses.
     NotAllowed,
+    /// The node port is a port of Portwarden's own servers.
+    ReservedPort,
     /// No endpoint in the cluster can be used.
     NoEndpoints,
     /// The policy is Local, and endpoints are only on other nodes.
@@ -111,6 +113,7 @@ impl fmt::Display for FrontendReason {
                 "not used: another frontend has this address and port and comes first"
             }
             FrontendReason::NotAllowed => "not used: the configuration does not allow external IPs",
+            FrontendReason::ReservedPort => "not used: a port of Portwarden's own servers",
             FrontendReason::NoEndpoints => "rejected: no usable endpoint anywhere",
             FrontendReason::NoLocalEndpoints => "dropped: policy Local, endpoints only on other nodes",
             FrontendReason::LocalEndpoints => "to an endpoint on this node: policy Local",
@@ -202,7 +205,10 @@ impl Why for Recorder {
 fn explain_frontend(frontend: &Frontend) -> FrontendExplanation {
     let reason = |verdict| match verdict {
         _ if frontend.admission == Admission::Shadowed => FrontendReason::TakenByAnother,
-        _ if frontend.admission == Admission::NotAllowed => FrontendReason::NotAllowed,
+        _ if frontend.admission == Admission::NotAllowed => match frontend.exposure {
+            Exposure::NodePort => FrontendReason::ReservedPort,
+            _ => FrontendReason::NotAllowed,
+        },
         Verdict::Reject => FrontendReason::NoEndpoints,
         Verdict::Drop => FrontendReason::NoLocalEndpoints,
         Verdict::Forward(PoolKind::Local) => FrontendReason::LocalEndpoints,

@@ -15,6 +15,7 @@ use crate::ip::Family;
 use crate::name::PortName;
 use crate::object::{EndpointSlice, Service, ServicePort};
 use crate::pool::{Backend, Pool};
+use crate::reserved_ports::is_reserved;
 use crate::settings::Settings;
 
 /// Everything that the outcome depends on, besides the Service and its slices.
@@ -112,7 +113,11 @@ fn frontends(
             .load_balancer_ips(context.family)
             .map(|ip| external(Exposure::LoadBalancerIp, Some(ip), port.port)),
     );
-    frontends.extend(port.node_port.map(|node_port| external(Exposure::NodePort, None, node_port.get())));
+    frontends.extend(port.node_port.map(|node_port| {
+        let reserved = is_reserved(context.settings, port.protocol, node_port.get());
+        let admission = if reserved { Admission::NotAllowed } else { Admission::Active };
+        Frontend { admission, ..external(Exposure::NodePort, None, node_port.get()) }
+    }));
     frontends.into()
 }
 

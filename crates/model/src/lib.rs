@@ -61,6 +61,7 @@ pub mod object;
 mod pacer;
 mod pool;
 mod problem;
+mod reserved_ports;
 #[cfg(test)]
 mod sample;
 mod settings;

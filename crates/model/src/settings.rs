@@ -48,6 +48,8 @@ pub struct Settings {
     pub node_port_addresses: Vec<NodePortRange>,
     /// Whether `spec.externalIPs` count.
     pub allow_external_ips: bool,
+    /// The TCP ports of Portwarden's own servers. A node port with one of these numbers is not served.
+    pub reserved_ports: Vec<u16>,
     /// An explicit address of this node, which replaces the Node's address of its family.
     pub bind_address: Option<IpAddr>,
     /// When the process started: older trigger times say nothing about it.
@@ -63,6 +65,7 @@ impl Settings {
             masquerade_all: false,
             node_port_addresses: Vec::new(),
             allow_external_ips: true,
+            reserved_ports: Vec::new(),
             bind_address: None,
             started: Timestamp::from_nanos(0),
         }

@@ -24,6 +24,8 @@ use crate::ip::{Family, PerFamily};
 use crate::name::{Name, NamespacedName, Protocol};
 use crate::node_view::{node_view, primary_family};
 use crate::object::Node;
+use crate::problem::Problem;
+use crate::reserved_ports;
 use crate::settings::Settings;
 use crate::timestamp::Timestamp;
 
@@ -42,6 +44,8 @@ pub struct Cluster {
     /// The Node's zone, as all Services were last worked out with.
     zone: Option<Name>,
     families: PerFamily<State>,
+    /// Not yet taken by [`Cluster::take_problems`].
+    problems: Vec<Problem>,
 }
 
 /// What is kept for one family.
@@ -76,6 +80,7 @@ impl Cluster {
             node_deleted: false,
             zone: None,
             families,
+            problems: Vec::new(),
         }
     }
 
@@ -84,7 +89,9 @@ impl Cluster {
         match event {
             Event::ServiceApplied(service) => {
                 let name = service.name.clone();
+                let known = self.reserved_port_problems(&name);
                 let changed = self.store.apply_service(service, self.lists.generation(Kind::Service));
+                self.add_new_problems(&name, &known);
                 self.touch_if(changed, &name)
             }
             Event::ServiceDeleted(name) => {
@@ -155,10 +162,31 @@ impl Cluster {
                 self.store.forget_node();
                 self.node_deleted = false;
             }
+            let names: Vec<NamespacedName> = self.store.service_names().cloned().collect();
+            let known: Vec<Vec<Problem>> =
+                names.iter().map(|name| self.reserved_port_problems(name)).collect();
             self.settings = settings;
+            for (name, known) in names.iter().zip(known) {
+                self.add_new_problems(name, &known);
+            }
             self.touch_everything();
             self.refresh_node_views();
         }
+    }
+
+    /// Problems that only this node's settings reveal, each once.
+    pub fn take_problems(&mut self) -> Vec<Problem> {
+        std::mem::take(&mut self.problems)
+    }
+
+    fn reserved_port_problems(&self, name: &NamespacedName) -> Vec<Problem> {
+        let service = self.store.service(name);
+        service.map(|service| reserved_ports::problems(&self.settings, service)).unwrap_or_default()
+    }
+
+    fn add_new_problems(&mut self, name: &NamespacedName, known: &[Problem]) {
+        let found = self.reserved_port_problems(name);
+        self.problems.extend(found.into_iter().filter(|problem| !known.contains(problem)));
     }
 
     /// The settings in force.

@@ -288,6 +288,11 @@ impl Config {
         }
     }
 
+    /// The ports on which our own servers listen.
+    fn own_ports(&self) -> Vec<u16> {
+        self.servers.healthz.iter().chain([&self.servers.metrics]).map(SocketAddr::port).collect()
+    }
+
     /// What the model needs to know, for the Node of this name.
     pub fn model_settings(&self, node_name: &str, started: Timestamp) -> Settings {
         Settings {
@@ -295,6 +300,7 @@ impl Config {
             masquerade_all: self.masquerade.all,
             node_port_addresses: self.node_port_addresses.clone(),
             allow_external_ips: self.gates.enabled(Feature::AllowServiceExternalIps),
+            reserved_ports: self.own_ports(),
             bind_address: self.bind_address,
             started,
             ..Settings::new(node_name)

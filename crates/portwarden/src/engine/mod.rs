@@ -36,7 +36,8 @@ mod tests;
 use std::time::{Duration, Instant};
 
 use portwarden_model::{
-    Cluster, Dataplane, Event, Family, NamespacedName, Notification, PacerConfig, RefusedService, Settings,
+    Cluster, Dataplane, Event, Family, NamespacedName, Notification, PacerConfig, Problem, RefusedService,
+    Settings,
 };
 use portwarden_source::{Health, Update};
 use tracing::{debug, error, info, trace, warn};
@@ -211,18 +212,7 @@ impl Engine {
     pub fn take(&mut self, message: Message) {
         match message {
             Message::Update(Update::Events(batch)) => self.apply(batch.into_events()),
-            Message::Update(Update::Problems(problems)) => {
-                self.metrics.own.object_problems.inc_by(problems.len() as u64);
-                for problem in problems {
-                    warn!(
-                        object = problem.object,
-                        field = problem.field,
-                        problem = problem.text,
-                        "An object is not used as written"
-                    );
-                    self.outputs.notice(Notice::Problem(problem));
-                }
-            }
+            Message::Update(Update::Problems(problems)) => self.report_problems(problems),
             Message::Update(Update::Status(status)) => {
                 let failing = self.metrics.own.source_failing.with_label_values(&[&status.part]);
                 match status.health {
@@ -246,11 +236,26 @@ impl Engine {
         }
     }
 
+    fn report_problems(&mut self, problems: Vec<Problem>) {
+        self.metrics.own.object_problems.inc_by(problems.len() as u64);
+        for problem in problems {
+            warn!(
+                object = problem.object,
+                field = problem.field,
+                problem = problem.text,
+                "An object is not used as written"
+            );
+            self.outputs.notice(Notice::Problem(problem));
+        }
+    }
+
     /// Takes in events and asks for syncs of the families that they touch.
     pub fn apply(&mut self, events: Vec<Event>) {
         let now = (self.clock)();
         let waited = !self.cluster.is_synced();
         let touched = self.intake.apply(&mut self.cluster, events, &self.syncs.families());
+        let problems = self.cluster.take_problems();
+        self.report_problems(problems);
         self.health.set_node_eligible(self.intake.is_node_eligible(&self.cluster));
         let first = waited && self.cluster.is_synced();
         for family in self.syncs.families() {
@@ -381,6 +386,8 @@ impl Engine {
     fn reconfigure(&mut self, wanted: Reconfiguration) {
         let now = (self.clock)();
         self.cluster.set_settings(wanted.settings);
+        let problems = self.cluster.take_problems();
+        self.report_problems(problems);
         self.syncs.set_pacing(wanted.pacing);
         self.outputs.serve_loopback(wanted.loopback_proxy);
         if let Some(replacement) = wanted.dataplanes {

@@ -134,6 +134,9 @@ pub struct SettingsContent {
     /// Whether `spec.externalIPs` count.
     #[serde(rename = "allowServiceExternalIPs")]
     pub allow_service_external_ips: Option<bool>,
+    /// Ports of Portwarden's own servers.
+    #[serde(default)]
+    pub reserved_ports: Vec<u16>,
 }
 
 /// How pod traffic is identified, as in kube-proxy's configuration.

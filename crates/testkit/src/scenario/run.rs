@@ -198,6 +198,7 @@ fn settings(content: &SettingsContent, usual: Settings, families: &[Family]) -> 
         masquerade_all: content.masquerade_all,
         node_port_addresses,
         allow_external_ips: content.allow_service_external_ips.unwrap_or(true),
+        reserved_ports: content.reserved_ports.clone(),
         ..usual
     })
 }

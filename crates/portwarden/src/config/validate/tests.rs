@@ -676,4 +676,8 @@ fn the_model_gets_what_it_needs() {
     assert!(settings.masquerade_all && !settings.allow_external_ips);
     assert_eq!(settings.node_port_addresses, [NodePortRange::Primary]);
     assert_eq!(settings.bind_address, Some([10, 0, 0, 1].into()));
+    assert_eq!(settings.reserved_ports, [10256, 10249], "health and metrics");
+    let off = with_flags(&["--healthz-port=0", "--metrics-bind-address=127.0.0.1:9999"]);
+    let settings = off.model_settings("node-a", portwarden_model::Timestamp::from_nanos(7));
+    assert_eq!(settings.reserved_ports, [9999], "the health server is off");
 }

@@ -201,6 +201,22 @@ fn a_refused_service_is_reported_once_and_tried_again() {
 }
 
 #[test]
+fn a_node_port_of_our_own_servers_is_reported_once() {
+    let mut bench =
+        Bench::with(Settings { reserved_ports: vec![10256], ..Settings::new("here") }, NodeWait::NONE);
+    for _ in 0..2 {
+        bench.list(vec![service("web", 1, "TCP", |s| s.spec.ports[0].node_port = 10256)]);
+        bench.turn();
+    }
+    let notices: Vec<Notice> = std::iter::from_fn(|| bench.receivers.notices.try_recv().ok()).collect();
+    assert!(
+        matches!(notices.as_slice(), [Notice::Problem(problem)] if problem.object == "Service demo/web"),
+        "{notices:?}"
+    );
+    assert_eq!(bench.metric("portwarden_object_problems_total").as_deref(), Some("1"));
+}
+
+#[test]
 fn stale_flows_are_looked_for_until_that_worked() {
     let mut bench = Bench::synced(dns());
     bench.pass(SECOND);
