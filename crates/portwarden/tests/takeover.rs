@@ -209,6 +209,7 @@ fn saved(rig: &Rig, program: &str) -> Result<String> {
 
 /// A file of the recorded reference.
 fn fixture(name: &str) -> Result<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dataplane/iptables/tests/fixtures/reference");
+    let folder =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../dataplane/iptables/tests/fixtures/kube-proxy");
     fs::read_to_string(folder.join(name)).with_context(|| format!("cannot read the fixture {name}"))
 }

@@ -2,12 +2,12 @@
 
 use portwarden_netlink::nfacct::Accounting;
 
-use crate::names::{INVALID_COUNTER, LOCALHOST_COUNTER};
+use crate::names::{INVALID_COUNTER, LOOPBACK_COUNTER};
 
 /// A metric whose value the kernel keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PacketCounter {
-    /// The metric's name.
+    #[allow(missing_docs, reason = "the name says it")]
     pub metric: &'static str,
     /// What it counts.
     pub help: &'static str,
@@ -25,7 +25,7 @@ pub const PACKET_COUNTERS: [PacketCounter; 2] = [
     PacketCounter {
         metric: "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
         help: "Number of packets accepted on nodeports of loopback interface",
-        object: LOCALHOST_COUNTER,
+        object: LOOPBACK_COUNTER,
     },
 ];
 
@@ -40,12 +40,12 @@ impl PacketCounter {
 #[derive(Debug)]
 pub(crate) struct Counters {
     accounting: Option<Accounting>,
-    localhost: bool,
+    loopback: bool,
     invalid: bool,
 }
 
 impl Counters {
-    /// Finds out whether the kernel has such counters at all.
+    /// Asks whether the kernel has such counters at all.
     pub(crate) fn probe() -> Self {
         let probed = Accounting::open().and_then(|mut accounting| {
             accounting.read(INVALID_COUNTER)?;
@@ -53,10 +53,10 @@ impl Counters {
         });
         let accounting = probed
             .inspect_err(
-                |error| tracing::info!(%error, "the kernel has no nfacct counters: their metrics stay away"),
+                |error| tracing::info!(%error, "the kernel has no nfacct counters; their metrics are not published"),
             )
             .ok();
-        Counters { accounting, localhost: false, invalid: false }
+        Counters { accounting, loopback: false, invalid: false }
     }
 
     /// Makes the counters that are missing.
@@ -65,17 +65,17 @@ impl Counters {
         let mut ensure = |name| {
             let made = accounting.ensure(name);
             made.inspect_err(
-                |error| tracing::warn!(%error, name, "cannot make a counter; its metric stays as it is"),
+                |error| tracing::warn!(%error, name, "cannot create a counter; its metric does not grow"),
             )
             .is_ok()
         };
-        self.localhost = ensure(LOCALHOST_COUNTER);
+        self.loopback = ensure(LOOPBACK_COUNTER);
         self.invalid = ensure(INVALID_COUNTER);
     }
 
     /// Whether packets to node ports on loopback addresses can be counted.
-    pub(crate) fn localhost(&self) -> bool {
-        self.localhost
+    pub(crate) fn loopback(&self) -> bool {
+        self.loopback
     }
 
     /// Whether dropped invalid packets can be counted.

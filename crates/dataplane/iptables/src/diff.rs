@@ -9,7 +9,7 @@ use crate::render::{FixedRules, SharedChain};
 use crate::ruleset::{Entry, Pending, Ruleset};
 
 /// What differs between the acknowledged rules and the pending ones.
-pub fn changes(installed: &Ruleset, pending: &Pending) -> Transaction {
+pub(crate) fn changes(installed: &Ruleset, pending: &Pending) -> Transaction {
     let mut transaction = Transaction::new();
     fixed_changes(installed.fixed(), &pending.fixed, &mut transaction);
     for chain in SharedChain::ALL {

@@ -1,4 +1,4 @@
-//! Everything that the kernel is to have, compared with what its tables have. Pure.
+//! All rules, compared with what the kernel's tables have. Pure.
 //!
 //! Reading the tables back takes `iptables-save` a while. All that can be done without its answer is a [`Draft`], made meanwhile.
 
@@ -12,16 +12,13 @@ use crate::ruleset::{Pending, Ruleset};
 
 /// What the tables have now; `None` where that could not be read.
 #[derive(Debug, Default)]
-pub struct SavedTables {
-    /// The filter table.
-    pub filter: Option<SavedTable>,
-    /// The nat table.
-    pub nat: Option<SavedTable>,
+pub(crate) struct SavedTables {
+    pub(crate) filter: Option<SavedTable>,
+    pub(crate) nat: Option<SavedTable>,
 }
 
 impl SavedTables {
-    /// One of them.
-    pub fn table(&self, table: Table) -> Option<&SavedTable> {
+    pub(crate) fn table(&self, table: Table) -> Option<&SavedTable> {
         match table {
             Table::Filter => self.filter.as_ref(),
             Table::Nat => self.nat.as_ref(),
@@ -32,7 +29,7 @@ impl SavedTables {
 
 /// All rules, as if the tables were empty.
 #[derive(Debug)]
-pub struct Draft {
+pub(crate) struct Draft {
     transaction: Transaction,
     forms: PrintedForm,
     /// Fingerprints of the first chains of the nat table.
@@ -41,14 +38,14 @@ pub struct Draft {
 
 /// The names of all chains that a [`Draft`] has in the nat table. They take a fraction of the time that their rules take.
 #[derive(Debug)]
-pub struct Names {
+pub(crate) struct Names {
     own: Vec<ServiceChain>,
     others: Vec<&'static str>,
 }
 
 impl Names {
     /// `pending` must hold every Service.
-    pub fn new(pending: &Pending) -> Names {
+    pub(crate) fn new(pending: &Pending) -> Names {
         let mut own = Vec::new();
         pending.services.values().flatten().for_each(|entry| entry.own_names(&mut own));
         let fixed = pending.fixed.chains().map(|(table, chain, _)| (table, chain));
@@ -58,19 +55,18 @@ impl Names {
     }
 
     /// Whether there are Services to write, and the table has nothing of any.
-    pub fn table_has_no_services(&self, saved: &SavedTable) -> bool {
+    pub(crate) fn table_has_no_services(&self, saved: &SavedTable) -> bool {
         !self.own.is_empty() && !saved.chains().any(is_service_chain)
     }
 
-    /// All of them.
-    pub fn iter(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &str> {
         self.own.iter().map(ServiceChain::as_str).chain(self.others.iter().copied())
     }
 }
 
 impl Draft {
     /// Renders everything. `pending` must hold every Service.
-    pub fn new(pending: &Pending, family: Family) -> Draft {
+    pub(crate) fn new(pending: &Pending, family: Family) -> Draft {
         let mut transaction = Transaction::new();
         for (table, chain, rules) in pending.fixed.chains() {
             let section = transaction.section(table);
@@ -88,7 +84,7 @@ impl Draft {
     }
 
     /// Computes the fingerprints of as many chains as there is time for. The comparison does the rest.
-    pub fn precompute_fingerprints(&mut self, is_time: impl Fn() -> bool) {
+    pub(crate) fn precompute_fingerprints(&mut self, is_time: impl Fn() -> bool) {
         let nat = &self.transaction.nat;
         while self.fingerprints.len() < nat.chains() && is_time() {
             let rules = nat.chain_rules(self.fingerprints.len());
@@ -97,7 +93,7 @@ impl Draft {
     }
 
     /// Leaves out the chains that are right already, and removes those of Services that are no longer wanted.
-    pub fn compare(self, saved: &mut SavedTables) -> Transaction {
+    pub(crate) fn compare(self, saved: &mut SavedTables) -> Transaction {
         let Draft { mut transaction, mut forms, fingerprints } = self;
         if let Some(saved) = &mut saved.filter {
             transaction.filter.retain_chains(|_, name, rules| {

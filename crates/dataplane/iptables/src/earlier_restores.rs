@@ -11,7 +11,7 @@ pub(crate) struct EarlierRestores(Vec<Restore>);
 #[derive(Debug)]
 struct Restore {
     id: u32,
-    /// Tells it from a later process with the same number.
+    /// Distinguishes it from a later process with the same number.
     start_time: String,
 }
 

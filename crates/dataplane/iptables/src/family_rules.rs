@@ -46,7 +46,7 @@ pub(crate) fn is_large(desired: &Desired) -> bool {
 #[derive(Debug)]
 pub(crate) struct FamilyRules {
     family: Family,
-    localhost_node_ports: bool,
+    loopback_node_ports: bool,
     mark: Mark,
     programs: Programs,
     counters: Counters,
@@ -56,7 +56,7 @@ pub(crate) struct FamilyRules {
     trusted: bool,
     /// What the rules depended on in the last successful sync.
     context: Option<Arc<Context>>,
-    localhost_allowed: bool,
+    loopback_allowed: bool,
     pub(crate) tampering: TamperWatch,
     refusals: KnownRefusals,
     counts: Vec<Count>,
@@ -94,7 +94,7 @@ impl FamilyRules {
             TamperWatch::new(options.sync_period, notices(family, variant), EarlierRestores::find());
         Ok(FamilyRules {
             family,
-            localhost_node_ports: options.localhost_node_ports,
+            loopback_node_ports: options.loopback_node_ports,
             mark,
             programs,
             counters: Counters::probe(),
@@ -102,7 +102,7 @@ impl FamilyRules {
             installed: Ruleset::default(),
             trusted: false,
             context: None,
-            localhost_allowed: false,
+            loopback_allowed: false,
             tampering,
             refusals: KnownRefusals::default(),
             counts: Vec::new(),
@@ -150,7 +150,7 @@ impl FamilyRules {
         self.counters.ensure();
         let context = self.prepare(desired)?;
         let plan = Plan::everything(&self.installed, desired, &context, self.fixed_rules(desired));
-        Ok(Task { full: true, plan, context, writes_firewall: self.has_localhost_node_ports(desired) })
+        Ok(Task { full: true, plan, context, writes_firewall: self.has_loopback_node_ports(desired) })
     }
 
     /// Plans a sync of what changed since the last acknowledged one.
@@ -159,7 +159,7 @@ impl FamilyRules {
         let all = changes.full || self.context.as_ref().is_none_or(|old| old.differs_for_all(&context));
         let fixed = self.fixed_rules(desired);
         let plan = Plan::changes(&self.installed, desired, changes, all, &context, fixed);
-        Ok(Task { full: false, plan, context, writes_firewall: self.has_localhost_node_ports(desired) })
+        Ok(Task { full: false, plan, context, writes_firewall: self.has_loopback_node_ports(desired) })
     }
 
     /// Leaves Services out of a partial sync that were refused a moment ago, and returns their names.
@@ -293,15 +293,15 @@ impl FamilyRules {
 
     /// Makes sure that node ports can answer on loopback, and gathers what the Services' rules depend on.
     fn prepare(&mut self, desired: &Desired) -> Result<Arc<Context>, Error> {
-        let localhost = self.has_localhost_node_ports(desired);
-        if localhost && !self.localhost_allowed {
-            sysctl::allow_localhost_node_ports()?;
-            self.localhost_allowed = true;
+        let loopback = self.has_loopback_node_ports(desired);
+        if loopback && !self.loopback_allowed {
+            sysctl::allow_loopback_node_ports()?;
+            self.loopback_allowed = true;
         }
         let context = Context {
             family: self.family,
             pods: pod_match(&desired.node.pod_traffic),
-            count_localhost: localhost && self.counters.localhost(),
+            count_loopback: loopback && self.counters.loopback(),
             large: is_large(desired),
         };
         let same = self.context.as_ref().filter(|old| ***old == context);
@@ -314,14 +314,14 @@ impl FamilyRules {
             (false, false) => InvalidPackets::Drop,
             (false, true) => InvalidPackets::DropAndCount,
         };
-        let localhost = self.has_localhost_node_ports(desired);
-        FixedRules::render(self.family, self.mark, invalid, localhost, &desired.node.node_ports)
+        let loopback = self.has_loopback_node_ports(desired);
+        FixedRules::render(self.family, self.mark, invalid, loopback, &desired.node.node_ports)
     }
 
     /// Never for IPv6, whose loopback address cannot be routed.
-    fn has_localhost_node_ports(&self, desired: &Desired) -> bool {
+    fn has_loopback_node_ports(&self, desired: &Desired) -> bool {
         self.family == Family::V4
-            && self.localhost_node_ports
+            && self.loopback_node_ports
             && desired.node.loopback_node_ports != LoopbackNodePorts::Excluded
     }
 }

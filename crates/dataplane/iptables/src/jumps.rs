@@ -6,20 +6,20 @@ use crate::names::{EXTERNAL_SERVICES, FIREWALL, FORWARD, NODE_PORTS, POSTROUTING
 
 /// A rule in a built-in chain that leads to one of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Jump {
+pub(crate) struct Jump {
     /// The table of both chains.
-    pub table: Table,
+    pub(crate) table: Table,
     /// The built-in chain.
-    pub from: &'static str,
+    pub(crate) from: &'static str,
     /// Our chain.
-    pub to: &'static str,
+    pub(crate) to: &'static str,
     /// Whether only first packets of connections jump.
     new_connections: bool,
     comment: Option<&'static str>,
 }
 
 /// All jumps, in the order in which they are inserted: each goes to the front of its chain, so the last one stands first.
-pub const JUMPS: [Jump; 14] = [
+pub(crate) const JUMPS: [Jump; 14] = [
     jump(Table::Filter, "INPUT", EXTERNAL_SERVICES, true, EXTERNAL),
     jump(Table::Filter, "FORWARD", EXTERNAL_SERVICES, true, EXTERNAL),
     jump(Table::Filter, "INPUT", NODE_PORTS, false, "kubernetes health check service ports"),
@@ -50,19 +50,19 @@ const fn jump(
     Jump { table, from, to, new_connections, comment: Some(comment) }
 }
 
-/// To the chain shared with the kubelet, in the kubelet's own words.
+/// To the chain shared with the kubelet, exactly as the kubelet writes it.
 const fn bare_jump(from: &'static str) -> Jump {
     Jump { table: Table::Filter, from, to: FIREWALL, new_connections: false, comment: None }
 }
 
 impl Jump {
     /// Whether the kubelet needs it too: then it stays when we clean up.
-    pub fn is_shared(&self) -> bool {
+    pub(crate) fn is_shared(&self) -> bool {
         self.to == FIREWALL
     }
 
     /// The rule as arguments of `iptables`, after the chain.
-    pub fn arguments(&self) -> Vec<&'static str> {
+    pub(crate) fn arguments(&self) -> Vec<&'static str> {
         let mut arguments = Vec::new();
         if self.new_connections {
             arguments.extend(["-m", "conntrack", "--ctstate", "NEW"]);
@@ -75,12 +75,12 @@ impl Jump {
     }
 
     /// The line of `iptables-restore` that puts the rule at the front of its chain.
-    pub fn insert_line(&self) -> String {
+    pub(crate) fn insert_line(&self) -> String {
         format!("-I {}\n", self.rule())
     }
 
     /// The line of `iptables-restore` that would append the rule.
-    pub fn append_line(&self) -> String {
+    pub(crate) fn append_line(&self) -> String {
         format!("-A {}", self.rule())
     }
 

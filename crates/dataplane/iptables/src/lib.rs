@@ -1,35 +1,39 @@
 //! The iptables dataplane: kube-proxy's rules, byte for byte, kept up to date through the iptables programs.
 //!
-//! [`render`] turns the desired state into rules, [`diff`] finds the chains that differ from what the kernel acknowledged ([`draft`]:
-//! from what its tables have), `portwarden_xtables` hands them to `iptables-restore`. [`IptablesDataplane`] ties this together for one family. `docs/iptables.md` shows the
-//! path of a packet and how to look at the rules.
+//! `render` turns the desired state into rules, `diff` finds the chains that differ from what the kernel acknowledged, `draft` those that
+//! differ from what its tables have, and `portwarden_xtables` hands them to `iptables-restore`. `family_rules` ties this together for one
+//! family, `family_worker` runs it on a thread, and [`IptablesDataplane`] keeps the contract of all dataplanes. `docs/iptables.md` shows
+//! the path of a packet and how to look at the rules.
 
 mod background_job;
 mod cleanup;
 mod counters;
 mod dataplane;
-pub mod diff;
-pub mod draft;
+mod diff;
+mod draft;
+mod dry_run;
 mod earlier_restores;
 mod error;
 mod family_rules;
 mod family_worker;
 mod full_sync;
-pub mod jumps;
-pub mod names;
+mod jumps;
+mod names;
 mod options;
 mod other_variant;
-pub mod plan;
+mod plan;
 mod quarantine;
-pub mod render;
-pub mod ruleset;
+mod render;
+mod ruleset;
 mod sysctl;
 mod tampering;
 
 pub use cleanup::{cleanup, cleanup_with};
 pub use counters::{PACKET_COUNTERS, PacketCounter};
 pub use dataplane::IptablesDataplane;
+pub use dry_run::DryRun;
 pub use error::{CleanupError, Error};
+pub use names::chain_level;
 pub use options::Options;
 pub use other_variant::other_rules;
-pub use sysctl::allow_localhost_node_ports;
+pub use sysctl::allow_loopback_node_ports;

@@ -8,32 +8,32 @@ use portwarden_xtables::Change;
 use sha2::{Digest, Sha256};
 
 /// Dispatches by address; exists in filter (addresses without endpoints) and nat (all others).
-pub const SERVICES: &str = "KUBE-SERVICES";
+pub(crate) const SERVICES: &str = "KUBE-SERVICES";
 /// Refuses external traffic that has no endpoint.
-pub const EXTERNAL_SERVICES: &str = "KUBE-EXTERNAL-SERVICES";
+pub(crate) const EXTERNAL_SERVICES: &str = "KUBE-EXTERNAL-SERVICES";
 /// Lets forwarded service traffic pass.
-pub const FORWARD: &str = "KUBE-FORWARD";
+pub(crate) const FORWARD: &str = "KUBE-FORWARD";
 /// Dispatches by node port (nat); accepts health checks of load balancers (filter).
-pub const NODE_PORTS: &str = "KUBE-NODEPORTS";
+pub(crate) const NODE_PORTS: &str = "KUBE-NODEPORTS";
 /// Drops what a load balancer's source ranges do not allow.
-pub const PROXY_FIREWALL: &str = "KUBE-PROXY-FIREWALL";
+pub(crate) const PROXY_FIREWALL: &str = "KUBE-PROXY-FIREWALL";
 /// Shared with the kubelet: protects loopback addresses.
-pub const FIREWALL: &str = "KUBE-FIREWALL";
+pub(crate) const FIREWALL: &str = "KUBE-FIREWALL";
 /// Masquerades what was marked.
-pub const POSTROUTING: &str = "KUBE-POSTROUTING";
+pub(crate) const POSTROUTING: &str = "KUBE-POSTROUTING";
 /// Marks for masquerading.
-pub const MARK_MASQ: &str = "KUBE-MARK-MASQ";
-/// Empty; its absence shows that somebody flushed the tables.
-pub const CANARY: &str = "KUBE-PROXY-CANARY";
+pub(crate) const MARK_MASQ: &str = "KUBE-MARK-MASQ";
+/// Empty; its absence shows that another process flushed the tables.
+pub(crate) const CANARY: &str = "KUBE-PROXY-CANARY";
 
 /// The nfacct object that counts packets to node ports on loopback addresses.
-pub const LOCALHOST_COUNTER: &str = "localhost_nps_accepted_pkts";
+pub(crate) const LOOPBACK_COUNTER: &str = "localhost_nps_accepted_pkts";
 /// The nfacct object that counts packets dropped because conntrack could not make sense of them.
-pub const INVALID_COUNTER: &str = "ct_state_invalid_dropped_pkts";
+pub(crate) const INVALID_COUNTER: &str = "ct_state_invalid_dropped_pkts";
 
 /// What a chain of a service port is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub(crate) enum Role {
     /// Chooses among endpoints anywhere.
     Cluster,
     /// Chooses among endpoints on this node.
@@ -50,7 +50,7 @@ impl Role {
     const ALL: [Role; 5] = [Role::Cluster, Role::Local, Role::External, Role::Firewall, Role::Endpoint];
 
     /// How the names of such chains start.
-    pub fn prefix(self) -> &'static str {
+    pub(crate) fn prefix(self) -> &'static str {
         match self {
             Role::Cluster => "KUBE-SVC-",
             Role::Local => "KUBE-SVL-",
@@ -63,7 +63,7 @@ impl Role {
 
 /// The name of a chain that belongs to one service port, all in the nat table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ServiceChain {
+pub(crate) struct ServiceChain {
     text: [u8; LONGEST_PREFIX + HASH_LENGTH],
     length: u8,
 }
@@ -85,14 +85,13 @@ impl ServiceChain {
         ServiceChain { text, length: u8::try_from(length).expect("a name has at most 25 characters") }
     }
 
-    /// The name.
-    pub fn as_str(&self) -> &str {
+    pub(crate) fn as_str(&self) -> &str {
         std::str::from_utf8(&self.text[..usize::from(self.length)]).expect("prefixes and base32 are ASCII")
     }
 }
 
 /// Whether a chain of the nat table was made for a service port, by this program or by kube-proxy.
-pub fn is_service_chain(name: &str) -> bool {
+pub(crate) fn is_service_chain(name: &str) -> bool {
     Role::ALL.into_iter().any(|role| name.starts_with(role.prefix()))
 }
 
@@ -131,7 +130,7 @@ impl fmt::Debug for ServiceChain {
 
 /// Makes all the chain names of one service port.
 #[derive(Debug, Clone)]
-pub struct PortChains {
+pub(crate) struct PortChains {
     /// The hash so far: endpoints are hashed with the port's name in front.
     state: Sha256,
     hash: [u8; HASH_LENGTH],
@@ -139,19 +138,19 @@ pub struct PortChains {
 
 impl PortChains {
     /// For the service port with this printed name (`namespace/name` or `namespace/name:port`).
-    pub fn new(port: &PortName, printed: &str) -> Self {
+    pub(crate) fn new(port: &PortName, printed: &str) -> Self {
         let state = Sha256::new().chain_update(printed).chain_update(port.protocol.as_lower());
         let hash = finish(state.clone());
         PortChains { state, hash }
     }
 
     /// The port's chain with this role; endpoints have [`PortChains::endpoint`].
-    pub fn chain(&self, role: Role) -> ServiceChain {
+    pub(crate) fn chain(&self, role: Role) -> ServiceChain {
         ServiceChain::new(role, self.hash)
     }
 
     /// The chain of one endpoint, given as `ip:port` or `[ip]:port`.
-    pub fn endpoint(&self, address: &str) -> ServiceChain {
+    pub(crate) fn endpoint(&self, address: &str) -> ServiceChain {
         ServiceChain::new(Role::Endpoint, finish(self.state.clone().chain_update(address)))
     }
 }
@@ -202,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn service_chains_are_told_by_their_prefix() {
+    fn service_chains_are_identified_by_their_prefix() {
         for name in ["KUBE-SVC-X", "KUBE-SVL-X", "KUBE-EXT-X", "KUBE-FW-X", "KUBE-SEP-X"] {
             assert!(is_service_chain(name), "{name}");
         }

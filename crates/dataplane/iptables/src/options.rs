@@ -13,7 +13,7 @@ pub struct Options {
     /// Which bit of the packet mark asks for masquerading, 0 to 31.
     pub masquerade_bit: u32,
     /// Whether node ports answer on IPv4 loopback addresses, where node ports answer on loopback at all.
-    pub localhost_node_ports: bool,
+    pub loopback_node_ports: bool,
     /// How often we check whether another process flushed our tables.
     pub sync_period: Duration,
     /// How long a sync may keep its caller. After that it goes on in the background.
@@ -26,7 +26,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             masquerade_bit: 14,
-            localhost_node_ports: true,
+            loopback_node_ports: true,
             sync_period: Duration::from_secs(30),
             sync_wait: Duration::from_secs(1),
             variant: Variant::Installed,

@@ -1,4 +1,4 @@
-//! The two implementations of iptables, and rules that hide in the other one.
+//! Rules of this mode in the implementation of iptables that is not used.
 
 use std::fs;
 
@@ -15,12 +15,12 @@ pub fn other_rules(family: Family, used: Variant) -> Option<Variant> {
         Variant::Legacy => Variant::Nft,
         Variant::Nft | Variant::Installed => return None,
     };
-    // Often not installed; then nobody here can have used it.
+    // Often not installed; then it was not used here either.
     let saved = Programs::new(family, other).save(Table::Nat, |_| false).ok()?;
     saved.has_chain(SERVICES).then_some(other)
 }
 
-/// Asking the old programs would create their tables, so the kernel is asked first.
+/// Running the legacy programs would create their tables, so this asks the kernel.
 fn has_legacy_tables(family: Family) -> bool {
     let file = match family {
         Family::V4 => "/proc/thread-self/net/ip_tables_names",

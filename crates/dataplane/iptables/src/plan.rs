@@ -10,16 +10,15 @@ use crate::ruleset::{Entry, Pending, Ruleset};
 
 /// What a sync is about to bring to the kernel.
 #[derive(Debug)]
-pub struct Plan {
-    /// What changes.
-    pub pending: Pending,
+pub(crate) struct Plan {
+    pub(crate) pending: Pending,
     /// Services that cannot be written as rules.
-    pub refused: Vec<RefusedService>,
+    pub(crate) refused: Vec<RefusedService>,
 }
 
 impl Plan {
     /// Everything: the desired Services, and the removal of those in `installed` that are no longer desired.
-    pub fn everything(
+    pub(crate) fn everything(
         installed: &Ruleset,
         desired: &Desired,
         context: &Arc<Context>,
@@ -36,7 +35,7 @@ impl Plan {
     }
 
     /// What `changes` names; with `all`, also every other Service that is no longer rendered right.
-    pub fn changes(
+    pub(crate) fn changes(
         installed: &Ruleset,
         desired: &Desired,
         changes: &Changes,

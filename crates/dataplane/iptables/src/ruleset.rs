@@ -13,7 +13,7 @@ use crate::render::{Context, FixedRules, OwnChains, SharedLines, own_chain_names
 /// One Service as rendered, when first asked for. Its own chains are not kept: they follow from the Service and the context, and are
 /// most of the text.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub(crate) struct Entry {
     service: Arc<ProxiedService>,
     context: Arc<Context>,
     shared: OnceLock<SharedLines>,
@@ -22,8 +22,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// A Service that is to be rendered.
-    pub fn new(service: &Arc<ProxiedService>, context: &Arc<Context>) -> Entry {
+    pub(crate) fn new(service: &Arc<ProxiedService>, context: &Arc<Context>) -> Entry {
         Entry {
             shared: OnceLock::new(),
             own_rules: OnceLock::new(),
@@ -32,36 +31,33 @@ impl Entry {
         }
     }
 
-    /// The Service.
-    pub fn service(&self) -> &Arc<ProxiedService> {
+    pub(crate) fn service(&self) -> &Arc<ProxiedService> {
         &self.service
     }
 
     /// Its lines in chains that all Services share.
-    pub fn shared(&self) -> &SharedLines {
+    pub(crate) fn shared(&self) -> &SharedLines {
         self.shared.get_or_init(|| SharedLines::render(&self.service, &self.context))
     }
 
-    /// Its own chains.
-    pub fn own(&self) -> OwnChains {
+    pub(crate) fn own(&self) -> OwnChains {
         let mut own = OwnChains::default();
         self.render_own(&mut own);
         own
     }
 
-    /// The names of its own chains.
-    pub fn own_names(&self, names: &mut Vec<ServiceChain>) {
+    pub(crate) fn own_names(&self, names: &mut Vec<ServiceChain>) {
         own_chain_names(&self.service, &self.context, names);
     }
 
     /// Its own chains, in place of what `own` holds.
-    pub fn render_own(&self, own: &mut OwnChains) {
+    pub(crate) fn render_own(&self, own: &mut OwnChains) {
         own.render_again(&self.service, &self.context);
         self.own_rules.get_or_init(|| own.rules());
     }
 
     /// Whether it was rendered from this very Service in an equal context.
-    pub fn is_of(&self, service: &Arc<ProxiedService>, context: &Arc<Context>) -> bool {
+    pub(crate) fn is_of(&self, service: &Arc<ProxiedService>, context: &Arc<Context>) -> bool {
         Arc::ptr_eq(&self.service, service)
             && (Arc::ptr_eq(&self.context, context) || self.context == *context)
     }
@@ -74,7 +70,7 @@ impl Entry {
 
 /// The rules that the kernel has acknowledged.
 #[derive(Debug, Default)]
-pub struct Ruleset {
+pub(crate) struct Ruleset {
     services: BTreeMap<NamespacedName, Entry>,
     fixed: FixedRules,
     filter_rules: usize,
@@ -82,23 +78,22 @@ pub struct Ruleset {
 }
 
 impl Ruleset {
-    /// One Service as it is in the kernel.
-    pub fn service(&self, name: &NamespacedName) -> Option<&Entry> {
+    /// What the kernel has of one Service.
+    pub(crate) fn service(&self, name: &NamespacedName) -> Option<&Entry> {
         self.services.get(name)
     }
 
-    /// The names of all Services in the kernel.
-    pub fn names(&self) -> impl Iterator<Item = &NamespacedName> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &NamespacedName> {
         self.services.keys()
     }
 
     /// The rules of no Service.
-    pub fn fixed(&self) -> &FixedRules {
+    pub(crate) fn fixed(&self) -> &FixedRules {
         &self.fixed
     }
 
     /// How many rules a table has.
-    pub fn rules(&self, table: Table) -> usize {
+    pub(crate) fn rules(&self, table: Table) -> usize {
         let services = match table {
             Table::Filter => self.filter_rules,
             Table::Nat => self.nat_rules,
@@ -107,8 +102,8 @@ impl Ruleset {
         services + self.fixed.count(table)
     }
 
-    /// Takes over what the kernel has accepted.
-    pub fn acknowledge(&mut self, pending: Pending) {
+    /// The kernel has accepted this.
+    pub(crate) fn acknowledge(&mut self, pending: Pending) {
         self.fixed = pending.fixed;
         for (name, entry) in pending.services {
             let old = match entry {
@@ -129,16 +124,16 @@ impl Ruleset {
 
 /// What is to differ from the acknowledged rules.
 #[derive(Debug, Clone)]
-pub struct Pending {
+pub(crate) struct Pending {
     /// Services that changed; `None` for one that goes.
-    pub services: BTreeMap<NamespacedName, Option<Entry>>,
+    pub(crate) services: BTreeMap<NamespacedName, Option<Entry>>,
     /// The rules of no Service.
-    pub fixed: FixedRules,
+    pub(crate) fixed: FixedRules,
 }
 
 impl Pending {
     /// All Services as they are to be, in order: the pending ones, and the acknowledged ones that do not change.
-    pub fn entries<'a>(
+    pub(crate) fn entries<'a>(
         &'a self,
         installed: &'a Ruleset,
     ) -> impl Iterator<Item = (&'a NamespacedName, &'a Entry)> {

@@ -7,9 +7,9 @@ use crate::error::Error;
 const ROUTE_LOCALNET: &str = "/proc/sys/net/ipv4/conf/all/route_localnet";
 const TCP_BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 
-/// Lets packets to loopback addresses leave the loopback device, without which node ports cannot answer there. Nobody sets it back:
+/// Lets packets to loopback addresses leave the loopback device, without which node ports cannot answer there. It is never set back:
 /// something else may rely on it by then.
-pub fn allow_localhost_node_ports() -> Result<(), Error> {
+pub fn allow_loopback_node_ports() -> Result<(), Error> {
     if fs::read_to_string(ROUTE_LOCALNET).is_ok_and(|value| value.trim() == "1") {
         return Ok(());
     }

@@ -24,8 +24,8 @@ use serde_json::json;
 
 const FAMILY: Family = Family::V4;
 
-fn reference_cluster() -> Cluster {
-    cluster(recorded_settings(), "reference/objects.json", "reference/node.json")
+fn recorded_cluster() -> Cluster {
+    cluster(recorded_settings(), "kube-proxy/objects.json", "kube-proxy/node.json")
 }
 
 /// Programs in a folder: the real ones, but for those that a test replaces by a script.
@@ -90,7 +90,7 @@ fn a_rejected_line_is_shown() {
         "cat > /dev/null; echo 'iptables-restore: line 2 failed' >&2; exit 1",
     );
     let mut dataplane = folder.dataplane(&tables, folder.programs());
-    let error = sync(&mut dataplane, &tables, &reference_cluster(), &Changes::everything()).unwrap_err();
+    let error = sync(&mut dataplane, &tables, &recorded_cluster(), &Changes::everything()).unwrap_err();
     let text = error.to_string();
     assert!(text.contains("rejected line 2 (`:KUBE-SERVICES`): line 2 failed"), "{text}");
     assert_eq!(failures(&error.report), (1, 0));
@@ -125,7 +125,7 @@ fn a_restore_that_hangs_keeps_only_its_own_family_waiting() {
     let programs = vec![folder.programs(), tables.programs(Family::V6)];
     let mut dataplane = IptablesDataplane::with_programs(programs, &options).unwrap();
     assert_eq!(dataplane.families(), [Family::V4, Family::V6]);
-    let mut cluster = reference_cluster();
+    let mut cluster = recorded_cluster();
     let everything = Changes::everything();
     let v4 = |dataplane: &mut IptablesDataplane, cluster: &Cluster| {
         dataplane.sync(cluster.desired(Family::V4), &everything, Instant::now())
@@ -160,7 +160,7 @@ fn a_restore_that_hangs_keeps_only_its_own_family_waiting() {
 #[test]
 fn what_a_restore_from_before_the_start_writes_is_repaired() {
     for variant in VARIANTS {
-        let cluster = reference_cluster();
+        let cluster = recorded_cluster();
         let tables = Tables::new("earlier", variant);
         let earlier = tables.start_restore(FAMILY);
         let mut dataplane = tables.dataplane(FAMILY, &Options::default());
@@ -189,7 +189,7 @@ fn no_program_outlives_the_dataplane() {
     let _inside = tables.namespace.enter().unwrap();
     let options = Options { sync_wait: Duration::from_millis(10), ..Options::default() };
     let mut dataplane = IptablesDataplane::with_programs(vec![programs], &options).unwrap();
-    let cluster = reference_cluster();
+    let cluster = recorded_cluster();
     dataplane.sync(cluster.desired(FAMILY), &Changes::everything(), Instant::now()).unwrap_err();
     let patience = Duration::from_secs(60);
     let id = wait::until(patience, "the restore to start", || {
@@ -202,7 +202,7 @@ fn no_program_outlives_the_dataplane() {
 
 #[test]
 fn without_iptables_save_everything_is_written() {
-    let cluster = reference_cluster();
+    let cluster = recorded_cluster();
     let fresh = Tables::new("fresh", Variant::Nft);
     full_sync(&mut fresh.dataplane(FAMILY, &Options::default()), &fresh, &cluster);
     // What it prints before it fails does not count either.
@@ -245,7 +245,7 @@ fn refused_service() -> [Event; 2] {
 fn a_service_that_is_refused_does_not_stop_the_others() {
     for variant in VARIANTS {
         let good = Tables::new("good", variant);
-        let mut cluster = reference_cluster();
+        let mut cluster = recorded_cluster();
         full_sync(&mut good.dataplane(FAMILY, &Options::default()), &good, &cluster);
         for event in refused_service() {
             cluster.apply(event);
@@ -273,7 +273,7 @@ fn a_service_that_is_refused_does_not_stop_the_others() {
 #[test]
 fn a_name_that_would_break_out_of_a_rule_is_left_out() {
     let tables = Tables::new("injection", Variant::Nft);
-    let mut cluster = reference_cluster();
+    let mut cluster = recorded_cluster();
     let [Event::ServiceApplied(mut service), _] = refused_service() else { unreachable!() };
     service.name = NamespacedName::new("demo", "x\"\n-F KUBE-SERVICES\n-A \"");
     let name = service.name.clone();
@@ -287,7 +287,7 @@ fn a_name_that_would_break_out_of_a_rule_is_left_out() {
 
 #[test]
 fn a_stale_chain_that_others_use_stays_empty_and_stops_nothing() {
-    let cluster = reference_cluster();
+    let cluster = recorded_cluster();
     for variant in VARIANTS {
         let tables = Tables::new("used", variant);
         let foreign = "*nat\n:KUBE-SVC-STALE - [0:0]\n:OTHERS - [0:0]\n-A KUBE-SVC-STALE -j RETURN\n\
@@ -308,11 +308,11 @@ fn a_chain_of_ours_that_nft_took_is_explained() {
     let nft = |command: &str| tables.namespace.command("nft").arg(command).run().unwrap();
     nft("add table ip nat");
     nft("add chain ip nat KUBE-SERVICES { type nat hook prerouting priority -100; }");
-    let error = sync(&mut dataplane, &tables, &reference_cluster(), &Changes::everything()).unwrap_err();
+    let error = sync(&mut dataplane, &tables, &recorded_cluster(), &Changes::everything()).unwrap_err();
     let text = error.to_string();
     assert!(text.contains("nft list ruleset"), "{text}");
     nft("delete chain ip nat KUBE-SERVICES");
-    full_sync(&mut dataplane, &tables, &reference_cluster());
+    full_sync(&mut dataplane, &tables, &recorded_cluster());
 }
 
 /// The failed restores that a report counts, and the partial ones.
@@ -330,7 +330,7 @@ fn failures(report: &Report) -> (u64, u64) {
 #[test]
 fn what_another_process_deleted_is_noticed_when_needed_and_repaired() {
     for variant in VARIANTS {
-        let mut cluster = reference_cluster();
+        let mut cluster = recorded_cluster();
         let tables = Tables::new("deleted", variant);
         let mut dataplane = tables.dataplane(FAMILY, &Options::default());
         full_sync(&mut dataplane, &tables, &cluster);
@@ -355,7 +355,7 @@ fn what_another_process_deleted_is_noticed_when_needed_and_repaired() {
 #[test]
 fn a_lock_that_others_hold_is_waited_for_and_then_named() {
     let tables = Tables::new("locked", Variant::Legacy);
-    let cluster = reference_cluster();
+    let cluster = recorded_cluster();
     let often = Options { sync_period: Duration::from_millis(1), ..Options::default() };
     let mut dataplane = tables.dataplane(FAMILY, &often);
     full_sync(&mut dataplane, &tables, &cluster);
@@ -387,7 +387,7 @@ fn rules_in_the_other_variant_are_found() {
             let tables = Tables::new("other", other);
             let _inside = tables.namespace.enter().unwrap();
             assert_eq!(other_rules(family, used), None);
-            full_sync(&mut tables.dataplane(family, &Options::default()), &tables, &reference_cluster());
+            full_sync(&mut tables.dataplane(family, &Options::default()), &tables, &recorded_cluster());
             assert_eq!(other_rules(family, used), Some(other));
             assert_eq!(other_rules(family, other), None);
         }

@@ -1,4 +1,4 @@
-//! Recorded rules of the reference against ours, through the whole line: manifests, cluster, desired state, kernel, `iptables-save`.
+//! Recorded rules of kube-proxy against ours, through the whole line: manifests, cluster, desired state, kernel, `iptables-save`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by it")]
 
@@ -10,13 +10,13 @@ use portwarden_model::{DetectLocal, Family, Name, NodePortRange, Settings};
 use portwarden_xtables::Variant;
 
 fn check(recording: &str, settings: &Settings, options: &Options, variants: &[Variant]) {
-    let cluster = cluster(settings.clone(), "reference/objects.json", "reference/node.json");
+    let cluster = cluster(settings.clone(), "kube-proxy/objects.json", "kube-proxy/node.json");
     for variant in variants {
         for (family, suffix) in [(Family::V4, "v4"), (Family::V6, "v6")] {
             let tables = Tables::new(recording, *variant);
             let mut dataplane = tables.dataplane(family, options);
             full_sync(&mut dataplane, &tables, &cluster);
-            let expected = canonical(&fixture(&format!("reference/{recording}.{suffix}.save")));
+            let expected = canonical(&fixture(&format!("kube-proxy/{recording}.{suffix}.save")));
             assert_same(&tables.rules(family), &expected, &format!("{recording} {family} {variant:?}"));
         }
     }
@@ -40,7 +40,7 @@ fn masquerade_all() {
 
 #[test]
 fn no_node_ports_on_loopback() {
-    let options = Options { localhost_node_ports: false, ..Options::default() };
+    let options = Options { loopback_node_ports: false, ..Options::default() };
     check("no-localhost-nodeports", &recorded_settings(), &options, &VARIANTS);
 }
 
@@ -63,7 +63,7 @@ fn pods_told_by_their_interface() {
     check("interface-prefix", &settings, &Options::default(), &VARIANTS);
 }
 
-/// The cluster of the worked example in the description of the reference.
+/// The cluster of a worked example, recorded from kube-proxy.
 fn worked_settings() -> Settings {
     let ranges = ["10.244.0.0/16", "fd00:10:244::/56"].map(|range| range.parse().unwrap());
     Settings { detect_local: DetectLocal::ClusterCidr(ranges.into()), ..Settings::new("node-a") }

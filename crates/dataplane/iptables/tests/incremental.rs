@@ -4,18 +4,10 @@
 
 mod common;
 
-use std::sync::Arc;
-
 use common::random::{Step, steps};
 use common::simulator::Simulator;
 use common::{Tables, VARIANTS, assert_same, sync};
-use portwarden_iptables::Options;
-use portwarden_iptables::diff;
-use portwarden_iptables::draft::{Draft, Names, SavedTables};
-use portwarden_iptables::names::chain_level;
-use portwarden_iptables::plan::Plan;
-use portwarden_iptables::render::{Context, FixedRules, InvalidPackets, Mark, pod_match};
-use portwarden_iptables::ruleset::Ruleset;
+use portwarden_iptables::{DryRun, Options, chain_level};
 use portwarden_model::{Changes, Cluster, Desired, DetectLocal, Family, NodePortRange, Settings};
 use portwarden_xtables::{Table, Transaction, Variant};
 use proptest::prelude::*;
@@ -31,52 +23,31 @@ fn settings() -> Settings {
     }
 }
 
-/// The pure part of a dataplane on simulated tables.
-struct Pure {
+/// Syncs on simulated tables.
+struct Simulated {
     family: Family,
-    installed: Ruleset,
+    syncs: DryRun,
     tables: Simulator,
     chains_per_step: usize,
 }
 
-impl Pure {
-    fn new(family: Family, chains_per_step: usize) -> Pure {
-        Pure { family, installed: Ruleset::default(), tables: Simulator::default(), chains_per_step }
-    }
-
-    fn context(&self, desired: &Desired) -> Arc<Context> {
-        let pods = pod_match(&desired.node.pod_traffic);
-        Arc::new(Context {
-            family: self.family,
-            pods,
-            count_localhost: self.family == Family::V4,
-            large: false,
-        })
-    }
-
-    fn fixed(&self, desired: &Desired) -> FixedRules {
-        let localhost = self.family == Family::V4;
-        FixedRules::render(
-            self.family,
-            Mark(1 << 14),
-            InvalidPackets::Drop,
-            localhost,
-            &desired.node.node_ports,
-        )
+impl Simulated {
+    fn new(family: Family, chains_per_step: usize) -> Simulated {
+        let syncs = DryRun::new(family, &Options::default()).unwrap();
+        Simulated { family, syncs, tables: Simulator::default(), chains_per_step }
     }
 
     fn sync_fully(&mut self, desired: &Desired) {
-        let plan = Plan::everything(&self.installed, desired, &self.context(desired), self.fixed(desired));
-        let transaction = Draft::new(&plan.pending, self.family).compare(&mut SavedTables::default());
+        let chains = self.syncs.announced_chains(desired);
+        let transaction = self.syncs.sync(desired, &Changes::everything());
         self.restore(&transaction);
-        self.restore_announced(&Names::new(&plan.pending), &transaction);
-        self.installed.acknowledge(plan.pending);
+        self.restore_announced(&chains, &transaction);
     }
 
-    /// The same once more, as it is given to a program that starts before the rules are known: nothing changes.
-    fn restore_announced(&mut self, names: &Names, transaction: &Transaction) {
+    /// The same once more, in the form for a program that starts before the rules are known: nothing changes.
+    fn restore_announced(&mut self, chains: &[String], transaction: &Transaction) {
         let before = self.tables.clone();
-        let text = transaction.text_after_chains(names.iter().collect());
+        let text = transaction.text_after_chains(chains.iter().map(String::as_str).collect());
         self.tables.restore(&text).unwrap();
         assert_eq!(self.tables, before);
         let count = text.lines().filter(|line| line.starts_with(':')).count();
@@ -93,13 +64,9 @@ impl Pure {
     }
 
     fn sync_changes(&mut self, desired: &Desired, changes: &Changes) {
-        let (context, fixed) = (self.context(desired), self.fixed(desired));
-        let plan = Plan::changes(&self.installed, desired, changes, false, &context, fixed);
-        let transaction = diff::changes(&self.installed, &plan.pending);
+        let transaction = self.syncs.sync(desired, changes);
         self.restore(&transaction);
-        self.installed.acknowledge(plan.pending);
-        let plan = Plan::changes(&self.installed, desired, changes, false, &context, self.fixed(desired));
-        assert!(diff::changes(&self.installed, &plan.pending).is_empty(), "the same again writes nothing");
+        assert!(self.syncs.sync(desired, changes).is_empty(), "the same again writes nothing");
     }
 }
 
@@ -109,21 +76,21 @@ proptest! {
     #[test]
     fn incremental_equals_full_in_simulated_tables(steps in steps(25), per_step in 1..40usize) {
         let mut cluster = Cluster::new(settings());
-        let mut incremental = Family::BOTH.map(|family| Pure::new(family, per_step));
-        incremental.iter_mut().for_each(|pure| pure.sync_fully(cluster.desired(pure.family)));
+        let mut incremental = Family::BOTH.map(|family| Simulated::new(family, per_step));
+        incremental.iter_mut().for_each(|one| one.sync_fully(cluster.desired(one.family)));
         for step in &steps {
             cluster.apply(step.event());
             let changes = cluster.resolve();
-            for pure in &mut incremental {
-                pure.sync_changes(cluster.desired(pure.family), &changes[pure.family]);
+            for one in &mut incremental {
+                one.sync_changes(cluster.desired(one.family), &changes[one.family]);
             }
         }
-        for pure in &incremental {
-            let mut full = Pure::new(pure.family, usize::MAX);
-            full.sync_fully(cluster.desired(pure.family));
-            prop_assert_eq!(&pure.tables, &full.tables);
+        for one in &incremental {
+            let mut full = Simulated::new(one.family, usize::MAX);
+            full.sync_fully(cluster.desired(one.family));
+            prop_assert_eq!(&one.tables, &full.tables);
             for table in [Table::Filter, Table::Nat] {
-                prop_assert_eq!(pure.installed.rules(table), full.installed.rules(table));
+                prop_assert_eq!(one.syncs.rules(table), full.syncs.rules(table));
             }
         }
     }

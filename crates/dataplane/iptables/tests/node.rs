@@ -19,14 +19,14 @@ use portwarden_xtables::Variant;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn reference_cluster(settings: Settings) -> Cluster {
-    cluster(settings, "reference/objects.json", "reference/node.json")
+fn recorded_cluster(settings: Settings) -> Cluster {
+    cluster(settings, "kube-proxy/objects.json", "kube-proxy/node.json")
 }
 
 /// Whether packets to loopback addresses may leave the loopback device, after a sync.
 fn route_localnet(settings: Settings, options: &Options, family: Family) -> bool {
     let tables = Tables::new("localnet", Variant::Nft);
-    full_sync(&mut tables.dataplane(family, options), &tables, &reference_cluster(settings));
+    full_sync(&mut tables.dataplane(family, options), &tables, &recorded_cluster(settings));
     let _inside = tables.namespace.enter().unwrap();
     fs::read_to_string("/proc/sys/net/ipv4/conf/all/route_localnet").unwrap().trim() == "1"
 }
@@ -36,7 +36,7 @@ fn loopback_is_opened_only_for_node_ports_that_answer_there() {
     let settings = recorded_settings;
     assert!(route_localnet(settings(), &Options::default(), Family::V4));
     assert!(!route_localnet(settings(), &Options::default(), Family::V6));
-    let off = Options { localhost_node_ports: false, ..Options::default() };
+    let off = Options { loopback_node_ports: false, ..Options::default() };
     assert!(!route_localnet(settings(), &off, Family::V4));
     let primary = Settings { node_port_addresses: vec![NodePortRange::Primary], ..settings() };
     assert!(!route_localnet(primary, &Options::default(), Family::V4));
@@ -51,7 +51,7 @@ fn counters_exist_after_a_sync() {
     full_sync(
         &mut tables.dataplane(Family::V6, &Options::default()),
         &tables,
-        &reference_cluster(recorded_settings()),
+        &recorded_cluster(recorded_settings()),
     );
     assert_eq!(read(), [Some(0), Some(0)]);
 }
@@ -69,7 +69,7 @@ fn liberal_conntrack_lets_invalid_packets_pass() {
     full_sync(
         &mut tables.dataplane(Family::V4, &Options::default()),
         &tables,
-        &reference_cluster(recorded_settings()),
+        &recorded_cluster(recorded_settings()),
     );
     let rules = tables.rules(Family::V4);
     assert!(rules.contains("-A KUBE-FORWARD") && !rules.contains("--ctstate INVALID"));
@@ -116,7 +116,7 @@ fn gauges_count_rules() {
 #[test]
 fn a_flush_is_noticed_and_repaired() {
     for variant in VARIANTS {
-        let cluster = reference_cluster(recorded_settings());
+        let cluster = recorded_cluster(recorded_settings());
         let tables = Tables::new("flush", variant);
         let options = Options { sync_period: Duration::from_millis(50), ..Options::default() };
         let mut dataplane = tables.dataplane(Family::V4, &options);
@@ -140,7 +140,7 @@ fn a_flush_is_noticed_and_repaired() {
 /// The kernel sends notifications of changes there.
 #[test]
 fn what_others_change_is_noticed_at_once_in_the_nft_variant() {
-    let cluster = reference_cluster(recorded_settings());
+    let cluster = recorded_cluster(recorded_settings());
     for family in Family::BOTH {
         let tables = Tables::new("changes", Variant::Nft);
         let mut dataplane = tables.dataplane(family, &Options::default());

@@ -1,4 +1,4 @@
-//! From the reference to us and away again: its recorded rules are the starting state.
+//! From kube-proxy to us and away again: its recorded rules are the starting state.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by it")]
 
@@ -22,7 +22,7 @@ const RECORDINGS: [&str; 7] = [
     "nodeport-primary",
 ];
 
-/// Rules of somebody else, which are none of our business.
+/// Rules of another program, which must stay.
 const FOREIGN: &str = "\
 *filter
 :CNI-FORWARD - [0:0]
@@ -38,16 +38,16 @@ COMMIT
 
 #[test]
 fn equal_rules_stay_untouched() {
-    let cluster = cluster(recorded_settings(), "reference/objects.json", "reference/node.json");
+    let cluster = cluster(recorded_settings(), "kube-proxy/objects.json", "kube-proxy/node.json");
     for variant in VARIANTS {
         for (family, suffix) in FAMILIES {
             let tables = Tables::new("equal", variant);
-            let recorded = fixture(&format!("reference/default.{suffix}.save"));
+            let recorded = fixture(&format!("kube-proxy/default.{suffix}.save"));
             tables.load(family, &recorded);
             let mut dataplane = tables.dataplane(family, &Options::default());
             let report = sync(&mut dataplane, &tables, &cluster, &Changes::everything()).unwrap();
             assert_same(&tables.rules(family), &canonical(&recorded), "after the take-over");
-            // Only the chains to which the reference adds Services in random order may be written again.
+            // Only the chains to which kube-proxy adds Services in random order may be written again.
             let shared = |line: &&str| {
                 ["SERVICES", "NODEPORTS"].iter().any(|chain| line.contains(&format!("-A KUBE-{chain}")))
             };
@@ -63,14 +63,14 @@ fn equal_rules_stay_untouched() {
 
 #[test]
 fn other_rules_of_the_reference_are_replaced() {
-    let cluster = cluster(recorded_settings(), "reference/objects.json", "reference/node.json");
+    let cluster = cluster(recorded_settings(), "kube-proxy/objects.json", "kube-proxy/node.json");
     for variant in VARIANTS {
         for (family, suffix) in FAMILIES {
             let fresh = Tables::new("fresh", variant);
             full_sync(&mut fresh.dataplane(family, &Options::default()), &fresh, &cluster);
             for recording in RECORDINGS {
                 let tables = Tables::new(recording, variant);
-                tables.load(family, &fixture(&format!("reference/{recording}.{suffix}.save")));
+                tables.load(family, &fixture(&format!("kube-proxy/{recording}.{suffix}.save")));
                 full_sync(&mut tables.dataplane(family, &Options::default()), &tables, &cluster);
                 assert_same(&tables.rules(family), &fresh.rules(family), &format!("{recording} taken over"));
             }
@@ -83,7 +83,7 @@ fn stale_chains_of_the_reference_go() {
     let empty = portwarden_model::Cluster::new(recorded_settings());
     for variant in VARIANTS {
         let tables = Tables::new("stale", variant);
-        tables.load(Family::V4, &fixture("reference/default.v4.save"));
+        tables.load(Family::V4, &fixture("kube-proxy/default.v4.save"));
         full_sync(&mut tables.dataplane(Family::V4, &Options::default()), &tables, &empty);
         let fresh = Tables::new("fresh", variant);
         full_sync(&mut fresh.dataplane(Family::V4, &Options::default()), &fresh, &empty);
@@ -93,7 +93,7 @@ fn stale_chains_of_the_reference_go() {
 
 #[test]
 fn foreign_rules_survive_sync_and_cleanup() {
-    let cluster = cluster(recorded_settings(), "reference/objects.json", "reference/node.json");
+    let cluster = cluster(recorded_settings(), "kube-proxy/objects.json", "kube-proxy/node.json");
     for variant in VARIANTS {
         let tables = Tables::new("foreign", variant);
         tables.run(Family::V4, "-restore", &["--noflush"], FOREIGN).unwrap();
@@ -109,16 +109,16 @@ fn foreign_rules_survive_sync_and_cleanup() {
 
 #[test]
 fn cleanup_leaves_what_the_references_leaves() {
-    let cluster = cluster(recorded_settings(), "reference/objects.json", "reference/node.json");
+    let cluster = cluster(recorded_settings(), "kube-proxy/objects.json", "kube-proxy/node.json");
     for variant in VARIANTS {
         for (family, suffix) in FAMILIES {
-            let recorded = fixture(&format!("reference/default.{suffix}.save"));
+            let recorded = fixture(&format!("kube-proxy/default.{suffix}.save"));
             let theirs = Tables::new("theirs", variant);
             theirs.load(family, &recorded);
             let ours = Tables::new("ours", variant);
             full_sync(&mut ours.dataplane(family, &Options::default()), &ours, &cluster);
             // What stays is what the kubelet needs: the chain, its rule (IPv4 only), and the jumps.
-            let kept = canonical(&fixture(&format!("reference/cleaned.{suffix}.save")));
+            let kept = canonical(&fixture(&format!("kube-proxy/cleaned.{suffix}.save")));
             for tables in [&theirs, &ours] {
                 let _inside = tables.namespace.enter().unwrap();
                 for round in ["first", "second"] {
@@ -136,11 +136,11 @@ fn cleanup_leaves_what_the_references_leaves() {
 
 #[test]
 fn cleanup_goes_on_after_an_error_and_tells_all() {
-    let cluster = cluster(recorded_settings(), "reference/objects.json", "reference/node.json");
+    let cluster = cluster(recorded_settings(), "kube-proxy/objects.json", "kube-proxy/node.json");
     for variant in VARIANTS {
         let tables = Tables::new("busy", variant);
         full_sync(&mut tables.dataplane(Family::V4, &Options::default()), &tables, &cluster);
-        // Somebody else's rules lead to two of our chains.
+        // Rules of another program lead to two of our chains.
         let jump = |table: &str, chain: &str| {
             tables
                 .run(

@@ -50,7 +50,7 @@ impl Operations for IptablesMode {
         let config = context.config;
         let options = Options {
             masquerade_bit: config.masquerade.bit.into(),
-            localhost_node_ports: config.localhost_node_ports,
+            loopback_node_ports: config.localhost_node_ports,
             sync_period: config.pacing.sync_period,
             ..Options::default()
         };
@@ -63,7 +63,7 @@ impl Operations for IptablesMode {
         let ranges = loopback_node_ports(Family::V4, &config.node_port_addresses);
         if config.localhost_node_ports && ranges != LoopbackNodePorts::Excluded {
             log_route_localnet();
-            portwarden_iptables::allow_localhost_node_ports()?;
+            portwarden_iptables::allow_loopback_node_ports()?;
         }
         Ok(())
     }

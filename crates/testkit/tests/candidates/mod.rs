@@ -144,7 +144,7 @@ fn start_iptables(options: &Options, variant: Variant) -> Result<Vec<Box<dyn Dat
     let lock = options.folder.join("xtables.lock");
     let programs = Family::BOTH.map(|family| Programs::new(family, variant).env("XTABLES_LOCKFILE", &lock));
     let own = IptablesOptions {
-        localhost_node_ports: options.localhost_node_ports,
+        loopback_node_ports: options.localhost_node_ports,
         variant,
         ..IptablesOptions::default()
     };

@@ -3,7 +3,7 @@
 /// The lines that the messages name, each once, with the reason.
 ///
 /// There are three forms: `Error occurred at line: 6` after the reason, `line 4 failed: reason` or without one, and
-/// `line 3: RULE_APPEND failed (reason): rule in chain X`. What the kernel does not know is told in a warning of its own.
+/// `line 3: RULE_APPEND failed (reason): rule in chain X`. A missing kernel module is named in a separate warning.
 pub(super) fn parse(errors: &str) -> Vec<(usize, String)> {
     let mut lines: Vec<(usize, String)> = Vec::new();
     let mut previous = "";
@@ -27,7 +27,7 @@ fn line_number(text: &str) -> Option<usize> {
     words.next()?.parse().ok()
 }
 
-/// `iptables-restore v1.8.9 (legacy): reason` without what everybody knows.
+/// `iptables-restore v1.8.9 (legacy): reason` without the program.
 fn without_program(text: &str) -> &str {
     match text.split_once(": ") {
         Some((program, reason)) if program.contains("restore") => reason,

@@ -25,7 +25,7 @@ impl Default for Fingerprint {
 pub(super) struct FingerprintWriter(DefaultHasher);
 
 impl FingerprintWriter {
-    /// Adds a rule as it is printed, without the end of its line.
+    /// Adds a rule in its printed form, without the end of the line.
     pub(super) fn rule(&mut self, printed: &str) {
         self.0.write(printed.as_bytes());
         self.0.write_u8(b'\n');
@@ -50,7 +50,7 @@ impl PrintedForm {
         PrintedForm { family, form: String::new(), matches: String::new() }
     }
 
-    /// One rule as it is printed.
+    /// The printed form of one rule.
     pub fn printed(&mut self, rule: &str) -> &str {
         self.form.clear();
         self.matches.clear();

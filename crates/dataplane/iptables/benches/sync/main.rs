@@ -7,22 +7,16 @@
 mod running;
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
-use portwarden_iptables::diff;
-use portwarden_iptables::draft::{Draft, SavedTables};
-use portwarden_iptables::plan::Plan;
-use portwarden_iptables::render::{Context, FixedRules, InvalidPackets, Mark};
-use portwarden_iptables::ruleset::Ruleset;
-use portwarden_iptables::{IptablesDataplane, Options};
+use portwarden_iptables::{DryRun, IptablesDataplane, Options};
 use portwarden_model::object::{EndpointSlice, Service};
-use portwarden_model::{Changes, Cluster, Desired, Event, Family, Interner, Settings, manifest};
+use portwarden_model::{Changes, Cluster, Event, Family, Interner, Settings, manifest};
 use portwarden_testkit::Namespace;
 use portwarden_testkit::drive::sync_to_end;
-use portwarden_xtables::{Transaction, Variant};
+use portwarden_xtables::Variant;
 use running::Running;
 
 const ENDPOINTS: usize = 10;
@@ -65,10 +59,12 @@ fn run(size: usize, variant: Variant, running: &Running) -> anyhow::Result<()> {
     let namespace = Namespace::new("bench")?;
     let _inside = namespace.enter()?;
     let mut dataplane = IptablesDataplane::new(&[FAMILY], &Options { variant, ..Options::default() })?;
-    let mut pure = Pure::default();
+    let mut dry_run = DryRun::new(FAMILY, &Options::default())?;
     let mut line = |what: &str, cluster: &Cluster, changes: &Changes, written: bool| -> anyhow::Result<()> {
         let desired = cluster.desired(FAMILY);
-        let (transaction, render) = pure.sync(desired, changes);
+        let start = Instant::now();
+        let transaction = dry_run.sync(desired, changes);
+        let render = start.elapsed();
         let times = Times::measure(running, || {
             sync_to_end(&mut dataplane, desired, changes).map(drop).map_err(|e| anyhow::anyhow!("{e}"))
         })?;
@@ -128,41 +124,6 @@ fn processor_time(whose: UsageWho) -> anyhow::Result<Duration> {
     let usage = getrusage(whose)?;
     let time = usage.user_time() + usage.system_time();
     Ok(Duration::from_micros(u64::try_from(time.num_microseconds())?))
-}
-
-/// The pure part: what is rendered and compared, without any program.
-#[derive(Default)]
-struct Pure {
-    installed: Ruleset,
-    context: Option<Arc<Context>>,
-}
-
-impl Pure {
-    fn sync(&mut self, desired: &Desired, changes: &Changes) -> (Transaction, Duration) {
-        let context = self.context.get_or_insert_with(|| {
-            let large = desired.totals().endpoints > 1000;
-            Arc::new(Context { family: FAMILY, pods: None, count_localhost: true, large })
-        });
-        let start = Instant::now();
-        let fixed = FixedRules::render(
-            FAMILY,
-            Mark(1 << 14),
-            InvalidPackets::DropAndCount,
-            true,
-            &desired.node.node_ports,
-        );
-        let (plan, transaction);
-        if changes.full {
-            plan = Plan::everything(&self.installed, desired, context, fixed);
-            transaction = Draft::new(&plan.pending, FAMILY).compare(&mut SavedTables::default());
-        } else {
-            plan = Plan::changes(&self.installed, desired, changes, false, context, fixed);
-            transaction = diff::changes(&self.installed, &plan.pending);
-        }
-        let time = start.elapsed();
-        self.installed.acknowledge(plan.pending);
-        (transaction, time)
-    }
 }
 
 fn service(number: usize, names: &mut Interner) -> Service {

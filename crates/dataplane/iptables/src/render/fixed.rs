@@ -10,7 +10,7 @@ use crate::names::{FIREWALL, FORWARD, INVALID_COUNTER, MARK_MASQ, NODE_PORTS, PO
 
 /// The bit of the packet mark that asks for masquerading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mark(pub u32);
+pub(crate) struct Mark(pub u32);
 
 impl fmt::Display for Mark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -20,8 +20,8 @@ impl fmt::Display for Mark {
 
 /// What happens to forwarded packets that conntrack cannot make sense of. Let through, they can reset good connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum InvalidPackets {
-    /// They pass: conntrack is told to be liberal, so that it calls none of the harmless ones invalid.
+pub(crate) enum InvalidPackets {
+    /// They pass: with `nf_conntrack_tcp_be_liberal` conntrack calls none of the harmless ones invalid.
     Pass,
     /// They are dropped.
     Drop,
@@ -31,7 +31,7 @@ pub enum InvalidPackets {
 
 /// The rules that no Service adds to.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct FixedRules {
+pub(crate) struct FixedRules {
     forward: String,
     firewall: Option<String>,
     postrouting: String,
@@ -40,25 +40,25 @@ pub struct FixedRules {
 }
 
 impl FixedRules {
-    /// Renders them. With `localhost` node ports answer on IPv4 loopback addresses too.
-    pub fn render(
+    /// Renders them. With `loopback` node ports answer on IPv4 loopback addresses too.
+    pub(crate) fn render(
         family: Family,
         mark: Mark,
         invalid: InvalidPackets,
-        localhost: bool,
+        loopback: bool,
         node_ports: &NodePortAddresses,
     ) -> FixedRules {
         FixedRules {
             forward: forward(mark, invalid),
-            firewall: (family == Family::V4 && localhost).then(firewall),
+            firewall: (family == Family::V4 && loopback).then(firewall),
             postrouting: postrouting(mark),
             mark_masq: format!("-A {MARK_MASQ} -j MARK --or-mark {mark}\n"),
-            node_ports: to_node_ports(family, localhost, node_ports),
+            node_ports: to_node_ports(family, loopback, node_ports),
         }
     }
 
     /// The chains without any line of a Service, with their rules.
-    pub fn chains(&self) -> impl Iterator<Item = (Table, &'static str, &str)> {
+    pub(crate) fn chains(&self) -> impl Iterator<Item = (Table, &'static str, &str)> {
         let firewall = self.firewall.as_deref().map(|rules| (Table::Filter, FIREWALL, rules));
         [
             (Table::Filter, FORWARD, self.forward.as_str()),
@@ -70,12 +70,12 @@ impl FixedRules {
     }
 
     /// The last rules of the nat table's KUBE-SERVICES, after those of all Services.
-    pub fn to_node_ports(&self) -> &str {
+    pub(crate) fn to_node_ports(&self) -> &str {
         &self.node_ports
     }
 
     /// How many rules there are in a table.
-    pub fn count(&self, table: Table) -> usize {
+    pub(crate) fn count(&self, table: Table) -> usize {
         let chains = self.chains().filter(|(of, _, _)| *of == table);
         let tail = if table == Table::Nat { self.node_ports.lines().count() } else { 0 };
         chains.map(|(_, _, rules)| rules.lines().count()).sum::<usize>() + tail
@@ -127,14 +127,14 @@ fn postrouting(mark: Mark) -> String {
 
 const TO_NODE_PORTS: &str = "kubernetes service nodeports; NOTE: this must be the last rule in this chain";
 
-fn to_node_ports(family: Family, localhost: bool, node_ports: &NodePortAddresses) -> String {
+fn to_node_ports(family: Family, loopback: bool, node_ports: &NodePortAddresses) -> String {
     let mut rules = String::new();
-    let loopback_works = family == Family::V4 && localhost;
+    let loopback_works = family == Family::V4 && loopback;
     match node_ports {
         NodePortAddresses::All => {
             let except = match family {
                 Family::V6 => " ! -d ::1/128",
-                Family::V4 if !localhost => " ! -d 127.0.0.0/8",
+                Family::V4 if !loopback => " ! -d 127.0.0.0/8",
                 Family::V4 => "",
             };
             rule!(

@@ -4,11 +4,11 @@ use portwarden_model::{Exposure, Frontend, PoolKind, ProxiedService, Verdict};
 use portwarden_xtables::{Table, count_lines};
 
 use super::{Context, Port, refusal, rule};
-use crate::names::{EXTERNAL_SERVICES, LOCALHOST_COUNTER, NODE_PORTS, PROXY_FIREWALL, Role, SERVICES};
+use crate::names::{EXTERNAL_SERVICES, LOOPBACK_COUNTER, NODE_PORTS, PROXY_FIREWALL, Role, SERVICES};
 
 /// A chain to which all Services contribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum SharedChain {
+pub(crate) enum SharedChain {
     /// Cluster addresses without endpoints.
     FilterServices,
     /// External addresses and node ports without endpoints.
@@ -25,7 +25,7 @@ pub enum SharedChain {
 
 impl SharedChain {
     /// All of them, by table.
-    pub const ALL: [SharedChain; 6] = [
+    pub(crate) const ALL: [SharedChain; 6] = [
         SharedChain::FilterServices,
         SharedChain::FilterExternalServices,
         SharedChain::FilterNodePorts,
@@ -34,16 +34,14 @@ impl SharedChain {
         SharedChain::NatNodePorts,
     ];
 
-    /// Its table.
-    pub fn table(self) -> Table {
+    pub(crate) fn table(self) -> Table {
         match self {
             SharedChain::NatServices | SharedChain::NatNodePorts => Table::Nat,
             _ => Table::Filter,
         }
     }
 
-    /// Its name.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             SharedChain::FilterServices | SharedChain::NatServices => SERVICES,
             SharedChain::FilterExternalServices => EXTERNAL_SERVICES,
@@ -55,11 +53,11 @@ impl SharedChain {
 
 /// The lines of one Service in each shared chain.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct SharedLines([Box<str>; SharedChain::ALL.len()]);
+pub(crate) struct SharedLines([Box<str>; SharedChain::ALL.len()]);
 
 impl SharedLines {
     /// Renders one Service.
-    pub fn render(service: &ProxiedService, context: &Context) -> SharedLines {
+    pub(crate) fn render(service: &ProxiedService, context: &Context) -> SharedLines {
         let mut lines = Lines::default();
         for port in &service.ports {
             let port = Port::new(port, context);
@@ -79,12 +77,12 @@ impl SharedLines {
     }
 
     /// The lines in one chain.
-    pub fn in_chain(&self, chain: SharedChain) -> &str {
+    pub(crate) fn in_chain(&self, chain: SharedChain) -> &str {
         &self.0[chain as usize]
     }
 
     /// How many lines there are in a table.
-    pub fn count(&self, table: Table) -> usize {
+    pub(crate) fn count(&self, table: Table) -> usize {
         let chains = SharedChain::ALL.into_iter().filter(|chain| chain.table() == table);
         chains.map(|chain| count_lines(self.in_chain(chain))).sum()
     }
@@ -170,11 +168,11 @@ impl Lines {
         if port.port.has_endpoints {
             let chain = port.chains.chain(Role::External);
             let lines = self.of(SharedChain::NatNodePorts);
-            if port.context.count_localhost {
+            if port.context.count_loopback {
                 rule!(
                     lines,
                     "-A {NODE_PORTS} -m comment --comment {name} -m {p} -p {p} -d 127.0.0.0/8 --dport {number} \
-                     -m nfacct --nfacct-name {LOCALHOST_COUNTER} -j {chain}"
+                     -m nfacct --nfacct-name {LOOPBACK_COUNTER} -j {chain}"
                 );
             }
             rule!(

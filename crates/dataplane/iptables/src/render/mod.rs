@@ -16,33 +16,33 @@ use portwarden_model::{Family, PodTraffic, PortName, ProxiedPort, Verdict};
 
 use crate::names::{PortChains, Role};
 
-pub use fixed::{FixedRules, InvalidPackets, Mark};
-pub use frontends::{SharedChain, SharedLines};
-pub use own::{OwnChains, own_chain_names};
+pub(crate) use fixed::{FixedRules, InvalidPackets, Mark};
+pub(crate) use frontends::{SharedChain, SharedLines};
+pub(crate) use own::{OwnChains, own_chain_names};
 
 /// What the rules of every Service depend on, besides the Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Context {
+pub(crate) struct Context {
     /// The family of all rules.
-    pub family: Family,
-    /// How packets from pods are matched, such as `-s 10.244.0.0/16`.
-    pub pods: Option<String>,
+    pub(crate) family: Family,
+    /// How pod traffic is identified, such as `-s 10.244.0.0/16`.
+    pub(crate) pods: Option<String>,
     /// Count packets to node ports on loopback addresses.
-    pub count_localhost: bool,
+    pub(crate) count_loopback: bool,
     /// Leave out the comments of endpoint rules: there are very many of them.
-    pub large: bool,
+    pub(crate) large: bool,
 }
 
 impl Context {
-    /// Whether Services must be rendered anew that did not change. The size of the cluster alone is no reason, as in the reference:
+    /// Whether Services must be rendered anew that did not change. The size of the cluster alone is no reason, as in kube-proxy:
     /// chains with and without comments stand side by side.
-    pub fn differs_for_all(&self, other: &Context) -> bool {
+    pub(crate) fn differs_for_all(&self, other: &Context) -> bool {
         Context { large: self.large, ..other.clone() } != *self
     }
 }
 
-/// How packets from pods are matched, if they can be told.
-pub fn pod_match(traffic: &PodTraffic) -> Option<String> {
+/// How pod traffic is identified, if it can be.
+pub(crate) fn pod_match(traffic: &PodTraffic) -> Option<String> {
     match traffic {
         PodTraffic::Unknown => None,
         PodTraffic::From(range) => Some(format!("-s {range}")),
@@ -52,7 +52,7 @@ pub fn pod_match(traffic: &PodTraffic) -> Option<String> {
 }
 
 /// Whether the name can stand in a rule. The API server admits no other names, but manifests in files did not pass it.
-pub fn is_safe_name(name: &PortName) -> bool {
+pub(crate) fn is_safe_name(name: &PortName) -> bool {
     let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_' | '/' | ':');
     name.service.as_str().chars().chain(name.port.as_str().chars()).all(safe)
 }

@@ -8,7 +8,7 @@ use crate::names::{MARK_MASQ, PROXY_FIREWALL, Role, ServiceChain};
 
 /// The chains of one Service with their rules, all in the nat table.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct OwnChains {
+pub(crate) struct OwnChains {
     /// The rules of all chains, one after the other.
     text: String,
     chains: Vec<Chain>,
@@ -24,14 +24,14 @@ struct Chain {
 
 impl OwnChains {
     /// Renders one Service.
-    pub fn render(service: &ProxiedService, context: &Context) -> OwnChains {
+    pub(crate) fn render(service: &ProxiedService, context: &Context) -> OwnChains {
         let mut own = OwnChains::default();
         own.render_again(service, context);
         own
     }
 
     /// Renders another Service in place of this one, into the same memory.
-    pub fn render_again(&mut self, service: &ProxiedService, context: &Context) {
+    pub(crate) fn render_again(&mut self, service: &ProxiedService, context: &Context) {
         self.text.clear();
         self.chains.clear();
         for port in &service.ports {
@@ -40,19 +40,19 @@ impl OwnChains {
     }
 
     /// The chains with their rules.
-    pub fn iter(&self) -> impl Iterator<Item = (ServiceChain, &str)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ServiceChain, &str)> {
         self.counted().map(|(name, rules, _)| (name, rules))
     }
 
     /// The chains with their rules and the number of them.
-    pub fn counted(&self) -> impl Iterator<Item = (ServiceChain, &str, usize)> {
+    pub(crate) fn counted(&self) -> impl Iterator<Item = (ServiceChain, &str, usize)> {
         let starts = std::iter::once(0).chain(self.chains.iter().map(|chain| chain.end));
         let chains = self.chains.iter().zip(starts);
         chains.map(|(chain, start)| (chain.name, &self.text[start..chain.end], chain.rules))
     }
 
     /// How many rules there are in all chains.
-    pub fn rules(&self) -> usize {
+    pub(crate) fn rules(&self) -> usize {
         self.chains.iter().map(|chain| chain.rules).sum()
     }
 
@@ -66,7 +66,7 @@ impl OwnChains {
 }
 
 /// The names of the chains that [`OwnChains`] would have, in the same order. They are known much sooner than the rules.
-pub fn own_chain_names(service: &ProxiedService, context: &Context, names: &mut Vec<ServiceChain>) {
+pub(crate) fn own_chain_names(service: &ProxiedService, context: &Context, names: &mut Vec<ServiceChain>) {
     for port in &service.ports {
         let port = Port::new(port, context);
         names.extend(port.roles().map(|(role, _)| port.chains.chain(role)));

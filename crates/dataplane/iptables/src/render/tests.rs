@@ -1,4 +1,4 @@
-//! Every template once, against the text that the reference writes.
+//! Every template once, against the text that kube-proxy writes.
 
 use std::net::IpAddr;
 use std::num::{NonZeroU16, NonZeroU32};
@@ -18,7 +18,7 @@ fn context() -> Context {
     Context {
         family: Family::V4,
         pods: Some("-s 10.244.0.0/16".to_owned()),
-        count_localhost: true,
+        count_loopback: true,
         large: false,
     }
 }
@@ -148,7 +148,7 @@ fn external_addresses_lead_to_the_external_chain() {
     );
 }
 
-/// As in the reference with the feature gate AllowServiceExternalIPs off.
+/// As in kube-proxy with the feature gate AllowServiceExternalIPs off.
 #[test]
 fn easy_to_miss_20_forbidden_external_addresses_leave_a_chain_to_which_nothing_leads() {
     let external = frontend(Exposure::ExternalIp, Some("192.0.2.16"), 80, CLUSTER, Masquerade::Always);
@@ -225,7 +225,7 @@ fn node_ports_are_counted_on_loopback_where_that_is_possible() {
     let counted = "-A KUBE-NODEPORTS -m comment --comment demo/web:http -m tcp -p tcp -d 127.0.0.0/8 --dport 30080 \
                    -m nfacct --nfacct-name localhost_nps_accepted_pkts -j KUBE-EXT-XRY76EGRC3BSCIIJ\n";
     assert_eq!(shared(&service, &context(), SharedChain::NatNodePorts), format!("{counted}{plain}"));
-    let uncounted = Context { count_localhost: false, ..context() };
+    let uncounted = Context { count_loopback: false, ..context() };
     assert_eq!(shared(&service, &uncounted, SharedChain::NatNodePorts), plain);
 }
 
@@ -415,7 +415,7 @@ fn chains_come_in_order_and_endpoints_of_both_pools_once() {
 fn ipv6_endpoints_stand_in_brackets() {
     let mut port = ProxiedPort { cluster: pool(&["[fd00:10:244::24]:8080"]), ..web(vec![]) };
     port.name.service = NamespacedName::new("demo", "six");
-    let six = Context { family: Family::V6, pods: None, count_localhost: false, large: false };
+    let six = Context { family: Family::V6, pods: None, count_loopback: false, large: false };
     assert_eq!(
         own(&service(port), &six, "KUBE-SEP-"),
         "\
@@ -428,10 +428,10 @@ fn ipv6_endpoints_stand_in_brackets() {
 fn fixed(
     family: Family,
     invalid: InvalidPackets,
-    localhost: bool,
+    loopback: bool,
     node_ports: &NodePortAddresses,
 ) -> FixedRules {
-    FixedRules::render(family, Mark(1 << 14), invalid, localhost, node_ports)
+    FixedRules::render(family, Mark(1 << 14), invalid, loopback, node_ports)
 }
 
 fn fixed_chain(rules: &FixedRules, name: &str) -> Option<String> {
@@ -479,9 +479,9 @@ fn invalid_packets_are_dropped_unless_conntrack_is_liberal() {
 }
 
 #[test]
-fn the_firewall_chain_is_only_written_for_ipv4_with_localhost_node_ports() {
-    let has = |family, localhost| {
-        let rules = fixed(family, InvalidPackets::Drop, localhost, &NodePortAddresses::All);
+fn the_firewall_chain_is_only_written_for_ipv4_with_loopback_node_ports() {
+    let has = |family, loopback| {
+        let rules = fixed(family, InvalidPackets::Drop, loopback, &NodePortAddresses::All);
         fixed_chain(&rules, "KUBE-FIREWALL").is_some()
     };
     assert!(has(Family::V4, true));
@@ -491,8 +491,8 @@ fn the_firewall_chain_is_only_written_for_ipv4_with_localhost_node_ports() {
 
 #[test]
 fn the_way_to_node_ports_leaves_out_loopback_where_it_cannot_work() {
-    let to = |family, localhost, addresses: &NodePortAddresses| {
-        let rules = fixed(family, InvalidPackets::Drop, localhost, addresses);
+    let to = |family, loopback, addresses: &NodePortAddresses| {
+        let rules = fixed(family, InvalidPackets::Drop, loopback, addresses);
         let last =
             rules.to_node_ports().lines().map(|line| line.split_once("chain\" ").unwrap().1.to_owned());
         last.collect::<Vec<_>>()

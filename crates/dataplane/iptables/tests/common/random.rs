@@ -79,7 +79,7 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
 }
 
 impl Step {
-    /// What a source would tell.
+    /// The event that a source would send.
     pub fn event(&self) -> Event {
         match self {
             Step::Service(number, spec) => {

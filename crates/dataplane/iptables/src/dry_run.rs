@@ -1,0 +1,84 @@
+//! What syncs would write, without any program or kernel.
+
+use std::sync::Arc;
+
+use portwarden_model::{Changes, Desired, Family, LoopbackNodePorts};
+use portwarden_xtables::{Table, Transaction};
+
+use crate::diff;
+use crate::draft::{Draft, Names, SavedTables};
+use crate::family_rules::is_large;
+use crate::options::Options;
+use crate::plan::Plan;
+use crate::render::{Context, FixedRules, InvalidPackets, Mark, pod_match};
+use crate::ruleset::Ruleset;
+
+/// The rules of one family on a node that starts empty. Each sync is taken for successful, and the kernel for one with all features.
+#[derive(Debug)]
+pub struct DryRun {
+    family: Family,
+    mark: Mark,
+    loopback_node_ports: bool,
+    installed: Ruleset,
+    context: Option<Arc<Context>>,
+}
+
+impl DryRun {
+    /// Fails if the options make no sense.
+    pub fn new(family: Family, options: &Options) -> Result<Self, crate::Error> {
+        Ok(DryRun {
+            family,
+            mark: options.mark()?,
+            loopback_node_ports: options.loopback_node_ports,
+            installed: Ruleset::default(),
+            context: None,
+        })
+    }
+
+    /// What a sync would write.
+    pub fn sync(&mut self, desired: &Desired, changes: &Changes) -> Transaction {
+        let (plan, context) = self.plan(desired, changes);
+        let transaction = if changes.full {
+            Draft::new(&plan.pending, self.family).compare(&mut SavedTables::default())
+        } else {
+            diff::changes(&self.installed, &plan.pending)
+        };
+        self.installed.acknowledge(plan.pending);
+        self.context = Some(context);
+        transaction
+    }
+
+    /// The chains of the nat table that a full sync of an empty node names before it renders their rules.
+    pub fn announced_chains(&self, desired: &Desired) -> Vec<String> {
+        let (plan, _) = self.plan(desired, &Changes::everything());
+        Names::new(&plan.pending).iter().map(str::to_owned).collect()
+    }
+
+    /// How many rules of ours a table has by now.
+    pub fn rules(&self, table: Table) -> usize {
+        self.installed.rules(table)
+    }
+
+    fn plan(&self, desired: &Desired, changes: &Changes) -> (Plan, Arc<Context>) {
+        let loopback = self.family == Family::V4
+            && self.loopback_node_ports
+            && desired.node.loopback_node_ports != LoopbackNodePorts::Excluded;
+        let context = Context {
+            family: self.family,
+            pods: pod_match(&desired.node.pod_traffic),
+            count_loopback: loopback,
+            large: is_large(desired),
+        };
+        let same = self.context.as_ref().filter(|old| ***old == context);
+        let context = same.cloned().unwrap_or_else(|| Arc::new(context));
+        let invalid = InvalidPackets::DropAndCount;
+        let fixed = FixedRules::render(self.family, self.mark, invalid, loopback, &desired.node.node_ports);
+        let plan = if changes.full {
+            Plan::everything(&self.installed, desired, &context, fixed)
+        } else {
+            let all = self.context.as_ref().is_some_and(|old| old.differs_for_all(&context));
+            Plan::changes(&self.installed, desired, changes, all, &context, fixed)
+        };
+        (plan, context)
+    }
+}
