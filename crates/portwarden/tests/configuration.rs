@@ -1,4 +1,4 @@
-//! The configuration from end to end: recorded outputs of the reference, and round trips.
+//! The configuration from end to end: recorded outputs of kube-proxy, and round trips.
 
 use portwarden::config::duration::GoDuration;
 use portwarden::config::options::{self, VModule, Value, Values};
@@ -122,7 +122,7 @@ fn configz_of_the_same_settings_in_a_file_is_the_same() {
 }
 
 #[test]
-fn what_the_reference_wrote_is_read_without_remarks() {
+fn what_kube_proxy_wrote_is_read_without_remarks() {
     let LoadedConfig { config, notices } = from_file(WRITE_CONFIG_DEFAULT.as_bytes());
     assert_eq!(notices, []);
     assert_eq!(config.mode, Mode::Iptables);
@@ -135,11 +135,11 @@ fn a_new_clusters_file_is_the_default_configuration() {
     assert_eq!(notices, [Notice::ModeDefaulted]);
     let flags = ["--kubeconfig=/var/lib/kube-proxy/kubeconfig.conf", "--cluster-cidr=10.244.0.0/16"];
     assert_eq!(config, from_flags(&flags));
-    assert_eq!(config.fixed_min_sync_period(), None, "zero is no wish");
+    assert_eq!(config.fixed_min_sync_period(), None, "zero means adaptive");
 }
 
 #[test]
-fn lists_gates_and_patterns_are_written_as_the_reference_writes_them() {
+fn lists_gates_and_patterns_are_written_as_kube_proxy_writes_them() {
     let config = from_flags(&[
         "--nodeport-addresses=primary,10.0.0.0/8",
         "--feature-gates=NFTablesNetlink=true,AllAlpha=false",
@@ -170,7 +170,7 @@ fn a_flush_frequency_in_nanoseconds_stays_a_number() {
 
 #[test]
 fn two_settings_of_flags_cannot_be_said_in_a_file() {
-    // Known to the reference as well: a file has no way to turn the health server off, nor to ask for no pause at all.
+    // As in kube-proxy: a file has no way to turn the health server off, nor to ask for no pause at all.
     let config = from_flags(&["--healthz-port=0", "--iptables-min-sync-period=0"]);
     let again = from_file(to_yaml(&config.document).as_bytes()).config;
     assert_eq!(

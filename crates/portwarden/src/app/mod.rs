@@ -301,10 +301,7 @@ fn cannot_listen(node: &str, error: &BindError) -> NewEvent {
 pub fn tell(notice: &Notice) {
     match notice {
         Notice::LenientDecoding(_) => info!("{notice}"),
-        Notice::FlagsIgnored(_)
-        | Notice::Gate(_)
-        | Notice::GateWithoutEffect(_)
-        | Notice::InvalidExcludedRanges(_) => warn!("{notice}"),
+        Notice::FlagsIgnored(_) | Notice::Gate(_) | Notice::InvalidExcludedRanges(_) => warn!("{notice}"),
         Notice::ModeDefaulted | Notice::ModeDeprecated(_) => {
             error!(err = %notice, "Kube-proxy configuration may be incomplete or incorrect");
         }
@@ -320,7 +317,6 @@ fn tell_deprecations(notices: &[Notice], events: &Events) {
             Notice::LenientDecoding(_)
             | Notice::FlagsIgnored(_)
             | Notice::Gate(_)
-            | Notice::GateWithoutEffect(_)
             | Notice::InvalidExcludedRanges(_) => continue,
         };
         events.node_warning(reason, notice.to_string());

@@ -20,23 +20,14 @@ pub struct Decoded {
     pub remarks: Vec<Remark>,
 }
 
-/// Something that does not stop the program but is probably a mistake.
+/// A field that is probably a mistake but does not stop the program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Remark {
-    /// Nobody reads this field.
-    Unknown {
-        /// Its path, such as `iptables.maskerade`.
-        path: String,
-        /// Its line, counted from 1.
-        line: u64,
-    },
-    /// An earlier value of this field is ignored.
-    Repeated {
-        /// Its path.
-        path: String,
-        /// The line of the value that counts.
-        line: u64,
-    },
+pub struct Remark {
+    path: String,
+    /// Counted from 1.
+    line: u64,
+    /// Set more than once, so that this line counts; otherwise unknown.
+    repeated: bool,
 }
 
 /// Why a file is not a configuration.
@@ -76,12 +67,9 @@ pub enum DecodeError {
 /// A value of the wrong type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TypeProblem {
-    /// The field.
-    pub path: String,
-    /// Its line, counted from 1.
-    pub line: u64,
-    /// What is wrong.
-    pub message: String,
+    path: String,
+    line: u64,
+    message: String,
 }
 
 /// Decodes the first YAML document, or the JSON object, in a file.
@@ -105,27 +93,18 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded, DecodeError> {
     decoder.mode = Mode::from_name(text("mode")).unwrap_or(Mode::DEFAULT);
     decoder.section("", entries);
     let Decoder { document, mut remarks, mut problems, .. } = decoder;
-    remarks.sort_by_key(Remark::line);
+    remarks.sort_by_key(|remark| remark.line);
     problems.sort_by_key(|problem| problem.line);
     if problems.is_empty() { Ok(Decoded { document, remarks }) } else { Err(DecodeError::Types(problems)) }
 }
 
-impl Remark {
-    /// The line it is about, counted from 1.
-    pub fn line(&self) -> u64 {
-        match self {
-            Remark::Unknown { line, .. } | Remark::Repeated { line, .. } => *line,
-        }
-    }
-}
-
 impl fmt::Display for Remark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Remark::Unknown { path, line } => write!(f, "unknown field {path:?} on line {line}"),
-            Remark::Repeated { path, line } => {
-                write!(f, "field {path:?} is set more than once, line {line} counts")
-            }
+        let Remark { path, line, repeated } = self;
+        if *repeated {
+            write!(f, "field {path:?} is set more than once, line {line} counts")
+        } else {
+            write!(f, "unknown field {path:?} on line {line}")
         }
     }
 }
@@ -171,7 +150,7 @@ impl Decoder {
                         None => entries.push((name, node)),
                         Some((_, earlier)) => {
                             let path = join(path, &name);
-                            self.remarks.push(Remark::Repeated { path, line: node.line });
+                            self.remarks.push(Remark { path, line: node.line, repeated: true });
                             *earlier = node;
                         }
                     }
@@ -195,7 +174,7 @@ impl Decoder {
                 continue;
             }
             if name.contains('.') {
-                self.remarks.push(Remark::Unknown { path, line: node.line });
+                self.remarks.push(Remark { path, line: node.line, repeated: false });
             } else if let Some((index, row)) = fields().find(|(_, row)| row.field == path && known(row)) {
                 let value = self.value(row.kind, &path, node);
                 self.document.set_at(index, value);
@@ -203,7 +182,7 @@ impl Decoder {
                 let entries = self.mapping(&path, node);
                 self.section(&path, entries);
             } else {
-                self.remarks.push(Remark::Unknown { path, line: node.line });
+                self.remarks.push(Remark { path, line: node.line, repeated: false });
             }
         }
     }
@@ -260,7 +239,7 @@ impl Decoder {
                         item.verbosity = u32::try_from(level).unwrap_or_default();
                     }
                 }
-                _ => self.remarks.push(Remark::Unknown { path, line: node.line }),
+                _ => self.remarks.push(Remark { path, line: node.line, repeated: false }),
             }
         }
         item

@@ -37,7 +37,7 @@ impl Values {
         Mode::from_name(self.text(MODE)).unwrap_or(Mode::DEFAULT)
     }
 
-    /// A field as it is shown, if it is.
+    /// What is shown of a field, if anything.
     pub(super) fn shown(&self, index: usize, row: &Row) -> Option<Json> {
         let unknown = row.out_of_scope == OutOfScope::Unknown && !row.scope.includes(self.mode());
         match self.at(index) {

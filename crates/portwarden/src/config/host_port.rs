@@ -12,7 +12,7 @@ pub(crate) fn split(text: &str) -> Option<(&str, &str)> {
     (!port.contains(':') && !stray(host) && !stray(port)).then_some((host, port))
 }
 
-/// Adds the port unless the text already has one; what is neither `IP` nor `host:port` stays as it is.
+/// Adds the port unless the text already has one; what is neither `IP` nor `host:port` is left alone.
 pub(crate) fn with_port(text: &str, port: i64) -> String {
     if split(text).is_some() || parse_ip(text).is_none() {
         return text.to_owned();

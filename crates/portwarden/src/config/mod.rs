@@ -43,7 +43,7 @@ pub use decode::{DecodeError, Decoded, decode};
 pub use document::{to_configz, to_yaml};
 pub use load::{LoadError, load};
 pub use node_checks::{NodeFacts, Verdict, check};
-pub use problems::{Problem, ProblemKind, Problems, Step};
+pub use problems::{Problem, Problems};
 pub use reload::{Change, Effect, Part, Plan, reload_plan};
 pub use typed::{
     ApiClient, Config, Conntrack, Defaulted, ExcludedRanges, Ipvs, LogFormat, Logging, Masquerade, Pacing,

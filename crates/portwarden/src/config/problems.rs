@@ -9,21 +9,18 @@ pub struct Problems(Vec<Problem>);
 /// One reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// At which step it was found.
-    pub step: Step,
+    step: Step,
     /// The field, such as `KubeProxyConfiguration.SyncPeriod`; empty if it is about no single field.
-    pub path: String,
-    /// What kind of problem it is.
-    pub kind: ProblemKind,
-    /// The value, as it is shown; empty if it would not help.
-    pub value: String,
-    /// What is wrong with it.
-    pub message: String,
+    path: String,
+    kind: ProblemKind,
+    /// The value in the message; empty if it would not help.
+    value: String,
+    message: String,
 }
 
-/// The steps of settling a configuration, in kube-proxy's words.
+/// The steps of reading a configuration, in kube-proxy's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Step {
+enum Step {
     /// Putting flags, file and gates together.
     Complete,
     /// Logging, which is needed to report anything else.
@@ -32,20 +29,15 @@ pub enum Step {
     Validate,
 }
 
-/// What kind of problem it is.
+/// What is wrong with a value, in kube-proxy's terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProblemKind {
-    /// The value does not make sense there.
+pub(crate) enum ProblemKind {
     Invalid,
-    /// The value is not among the known ones.
     Unsupported,
-    /// The value stands there twice.
     Duplicate,
-    /// Something is missing.
     Required,
-    /// The value makes sense, but not together with others.
     Forbidden,
-    /// A message that says it all.
+    /// The message says it all.
     Plain,
 }
 
@@ -126,7 +118,7 @@ impl Problems {
 
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The reference stops after the first step that finds something; we show everything under that step's name.
+        // kube-proxy stops after the first step that finds something; we show everything under that step's name.
         f.write_str(match self.0.iter().map(|problem| problem.step).min() {
             None => return Ok(()),
             Some(Step::Complete) => "failed complete: ",

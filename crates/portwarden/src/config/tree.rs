@@ -48,7 +48,7 @@ impl Value {
 pub(super) fn parse(text: &str) -> Result<Node, String> {
     let options = serde_saphyr::options! {
         duplicate_keys: DuplicateKeyPolicy::LastWins,
-        // As the reference's parser reads them: `yes` is a boolean and `010` is eight.
+        // As kube-proxy's parser reads them: `yes` is a boolean and `010` is eight.
         strict_booleans: false,
         legacy_octal_numbers: true,
         non_finite_float_policy: NonFiniteFloatPolicy::PassThrough,
@@ -59,7 +59,7 @@ pub(super) fn parse(text: &str) -> Result<Node, String> {
     Ok(spanned.into())
 }
 
-/// The text up to the second document, which nobody reads.
+/// The text up to the second document, which is ignored.
 ///
 /// A line that starts with `---` or `...` ends a document wherever it stands, so no parsing is needed to find it.
 fn first_document(text: &str) -> &str {
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn scalars_are_read_as_the_reference_reads_them() {
+    fn scalars_are_read_as_kube_proxy_reads_them() {
         let Value::Map(entries) =
             parse("a: yes\nb: 010\nc: \"010\"\nd: 0x1f\ne: ~\nf: 1.5\ng: off\nh: ::0\ni: -7\nj: .inf")
                 .unwrap()

@@ -29,9 +29,9 @@ pub struct Config {
     pub ipvs_excluded: ExcludedRanges,
     /// What only mode userspace needs; absent in every other mode.
     pub userspace: Option<Userspace>,
-    /// How pod traffic is told from other traffic.
+    /// How pod traffic is identified.
     pub detect_local: DetectLocal,
-    /// The pods' ranges, whether or not they tell pod traffic.
+    /// The pods' ranges, whether or not they identify pod traffic.
     pub cluster_cidrs: Vec<IpNet>,
     /// Node addresses on which node ports answer; empty means all.
     pub node_port_addresses: Vec<NodePortRange>,
@@ -55,7 +55,7 @@ pub struct Config {
     pub oom_score_adj: i32,
     /// Which features are on.
     pub gates: FeatureGates,
-    /// What nobody asked for and was filled in.
+    /// What was not given and has its default.
     pub defaulted: Defaulted,
     /// The same as a file: what `--write-config-to` writes and `/configz` shows.
     pub document: Values,
@@ -86,27 +86,23 @@ impl Masquerade {
     }
 }
 
-/// What only mode ipvs needs.
+/// What only mode ipvs needs; a timeout of zero leaves the kernel's value alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each field is the option of that name")]
 pub struct Ipvs {
-    /// The scheduler.
     pub scheduler: String,
-    /// Whether the host stops answering ARP for service addresses.
     pub strict_arp: bool,
-    /// Idle TCP sessions; zero leaves the kernel's value.
     pub tcp_timeout: Duration,
-    /// TCP sessions after a FIN; zero leaves the kernel's value.
     pub tcp_fin_timeout: Duration,
-    /// UDP sessions; zero leaves the kernel's value.
     pub udp_timeout: Duration,
 }
 
 /// What only mode userspace needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each field is the option of that name")]
 pub struct Userspace {
     /// The ports to listen on; absent means any.
     pub port_range: Option<RangeInclusive<u16>>,
-    /// When idle UDP sessions are closed.
     pub udp_idle_timeout: Duration,
 }
 
@@ -130,14 +126,12 @@ pub enum Source {
 
 /// How to reach the API server.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "each field is the option of that name")]
 pub struct ApiClient {
     /// The kubeconfig file; without it and `master`, the pod's service account counts.
     pub kubeconfig: Option<String>,
-    /// The server's URL, instead of the one in the kubeconfig file.
     pub master: Option<String>,
-    /// The media type of requests.
     pub content_type: String,
-    /// The value of the header `Accept`.
     pub accept: String,
     /// How many requests may be sent; absent means any number.
     pub limit: Option<RateLimit>,
@@ -154,33 +148,26 @@ pub struct RateLimit {
 
 /// The HTTP servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each field is the option of that name")]
 pub struct Servers {
     /// Where the health server listens; absent means it is off.
     pub healthz: Option<SocketAddr>,
-    /// Where the metrics server listens.
     pub metrics: SocketAddr,
-    /// Whether a server that cannot listen ends the process.
     pub hard_fail: bool,
-    /// Whether the metrics server offers profiles.
     pub profiling: bool,
-    /// Whether metrics that this release hides are shown.
     pub hidden_metrics: bool,
 }
 
 /// Logs.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each field is the option of that name")]
 pub struct Logging {
-    /// How a line looks.
     pub format: LogFormat,
-    /// How much is logged.
     pub verbosity: u32,
     /// How much single source files log; the first match counts.
     pub vmodule: Vec<VModule>,
-    /// The longest time a line may wait.
     pub flush_frequency: Duration,
-    /// Whether info lines go to standard output and the rest to standard error; otherwise all go to standard error.
     pub split_stream: bool,
-    /// How many bytes of info lines may be held back.
     pub info_buffer_size: usize,
 }
 
@@ -195,24 +182,19 @@ pub enum LogFormat {
 
 /// Kernel connection tracking; a zero leaves the kernel's value alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each field is the option of that name")]
 pub struct Conntrack {
     /// Entries per CPU; zero leaves the limit alone, whatever `min` says.
     pub max_per_core: u32,
-    /// The least number of entries.
     pub min: u32,
-    /// Idle established TCP connections.
     pub tcp_established_timeout: Duration,
-    /// TCP connections in CLOSE_WAIT.
     pub tcp_close_wait_timeout: Duration,
-    /// Whether packets outside the TCP window are accepted.
     pub tcp_be_liberal: bool,
-    /// UDP flows without an answer.
     pub udp_timeout: Duration,
-    /// UDP flows with answers.
     pub udp_stream_timeout: Duration,
 }
 
-/// What nobody asked for and was filled in.
+/// What was not given and has its default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Defaulted {
     /// The mode, which deserves a warning because the default will change.

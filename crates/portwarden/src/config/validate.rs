@@ -9,10 +9,10 @@ use portwarden_model::{Family, parse_cidr};
 
 use super::decode::{Decoded, Remark};
 use super::duration::GoDuration;
-use super::gates::{Feature, FeatureGates, GateNotice, GateWithoutEffect};
+use super::gates::{Feature, FeatureGates};
 use super::options::{
     BRIDGE_INTERFACE, CLUSTER_CIDR, DETECT_LOCAL_MODE, FEATURE_GATES, INTERFACE_NAME_PREFIX, Key, LOG_FORMAT,
-    MODE, Notes, QPS, Value, Values, fields,
+    MODE, Notes, QPS, VMODULE, Value, Values, fields,
 };
 use super::problems::{ProblemKind, Problems};
 use super::resolve::{Resolved, resolve};
@@ -36,10 +36,8 @@ pub enum Notice {
     LenientDecoding(Vec<Remark>),
     /// Flags without effect because of the file (warning).
     FlagsIgnored(Vec<&'static str>),
-    /// A feature gate that will be removed (warning).
-    Gate(GateNotice),
-    /// A feature gate that was changed without effect (warning).
-    GateWithoutEffect(GateWithoutEffect),
+    /// A feature gate that will be removed, or was changed without effect (warning).
+    Gate(String),
     /// Entries of `ipvs.excludeCIDRs` that are not CIDRs, in a mode that does not validate them (warning).
     InvalidExcludedRanges(Vec<String>),
     /// The mode was not chosen, and the default will change (error, and an Event).
@@ -61,7 +59,6 @@ pub fn validate(program: Program, flags: &Flags, file: Option<&Decoded>) -> Resu
     let gates = match FeatureGates::with(&document.get(FEATURE_GATES)) {
         Ok((gates, gate_notices)) => {
             notices.extend(gate_notices.into_iter().map(Notice::Gate));
-            notices.extend(gates.changed_without_effect().map(Notice::GateWithoutEffect));
             gates
         }
         Err(gate_problems) => {
@@ -86,14 +83,14 @@ fn check_options(document: &Values, gates: &FeatureGates, problems: &mut Problem
     let mode = document.mode();
     for (index, row) in fields().filter(|(_, row)| row.always_checked || row.scope.includes(mode)) {
         let (path, value) = (row.path(), document.at(index));
-        if let Some(check) = row.check {
-            check(&mut Check { document, mode, gates, path: &path, value, problems });
-        }
         let mut notes = Notes::default();
         (row.rules)(value, &mut notes);
         for note in notes.0 {
             let path = note.index.map_or_else(|| path.clone(), |index| format!("{path}[{index}]"));
             problems.field(&path, note.kind, note.value, note.message);
+        }
+        if let Some(check) = row.check {
+            check(&mut Check { document, mode, gates, path: &path, value, problems });
         }
     }
 }
@@ -150,10 +147,8 @@ pub(super) fn log_format(check: &mut Check<'_>) {
     if json && !check.gates.enabled(Feature::LoggingBetaOptions) {
         check.forbidden("log format json is disabled, see feature gate LoggingBetaOptions");
     }
-}
-
-pub(super) fn vmodule(check: &mut Check<'_>) {
-    if check.value.is_some_and(|value| !value.is_zero()) && check.document.text(LOG_FORMAT) != "text" {
+    if check.document.text(LOG_FORMAT) != "text" && !check.document.get(VMODULE).is_empty() {
+        check.path = "logging.vmodule";
         check.forbidden("only supported for the text log format");
     }
 }
@@ -216,8 +211,7 @@ impl fmt::Display for Notice {
                 let names: Vec<String> = names.iter().map(|name| format!("--{name}")).collect();
                 write!(f, "flags without effect because --config is given: {}", names.join(", "))
             }
-            Notice::Gate(notice) => notice.fmt(f),
-            Notice::GateWithoutEffect(gate) => gate.fmt(f),
+            Notice::Gate(message) => f.write_str(message),
             Notice::InvalidExcludedRanges(entries) => write!(
                 f,
                 "ipvs.excludeCIDRs has entries that are not CIDRs: {}; virtual servers that mode ipvs left behind are not \

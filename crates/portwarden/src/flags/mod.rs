@@ -18,7 +18,7 @@ mod version;
 
 pub use help::usage;
 pub use parse::{FlagError, Invocation, Parsed, parse};
-pub use version::{REFERENCE_MINOR, VersionRequest, reported_version};
+pub use version::{KUBERNETES_MINOR, VersionRequest, reported_version};
 
 use crate::config::options::{
     self, CLEANUP, CONFIG, INIT_ONLY, Row, VERSION, Value, Values, WRITE_CONFIG_TO,

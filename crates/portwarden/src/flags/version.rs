@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// The minor version of Kubernetes whose kube-proxy this program stands in for.
-pub const REFERENCE_MINOR: u32 = 37;
+pub const KUBERNETES_MINOR: u32 = 37;
 
 /// The version reported unless `--version=vX.Y.Z` says otherwise; the part after `+` is ours.
 const REPORTED: &str = concat!("v1.37.0+portwarden.", env!("CARGO_PKG_VERSION"));
@@ -90,7 +90,7 @@ fn raw() -> String {
         other => other,
     };
     format!(
-        "version.Info{{Major:\"1\", Minor:\"{REFERENCE_MINOR}\", EmulationMajor:\"\", EmulationMinor:\"\", \
+        "version.Info{{Major:\"1\", Minor:\"{KUBERNETES_MINOR}\", EmulationMajor:\"\", EmulationMinor:\"\", \
          MinCompatibilityMajor:\"\", MinCompatibilityMinor:\"\", GitVersion:{REPORTED:?}, GitCommit:\"\", \
          GitTreeState:\"\", BuildDate:\"\", GoVersion:\"\", Compiler:\"rustc\", Platform:\"{}/{architecture}\"}}",
         std::env::consts::OS

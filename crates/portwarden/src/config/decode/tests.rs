@@ -106,7 +106,7 @@ fn a_path_as_a_name_is_no_field() {
     assert_eq!(decoded.document, Values::default());
 }
 
-/// kube-proxy dropped the field with the mode, so elsewhere it is as unknown as it is there, whatever its value.
+/// kube-proxy dropped the field with the mode, so in other modes it is unknown here too, whatever its value.
 #[test]
 fn a_field_of_mode_userspace_is_unknown_in_others() {
     let decoded = fields("mode: nftables\nudpIdleTimeout: [1]\n").unwrap();
@@ -123,8 +123,7 @@ fn of_repeated_fields_the_last_counts() {
         fields("mode: iptables\niptables: {masqueradeBit: 1, masqueradeBit: 2}\nmode: nftables\n").unwrap();
     assert_eq!(decoded.document.text(MODE), "nftables");
     assert_eq!(decoded.document.value(IPTABLES_MASQUERADE_BIT), Some(&Value::Int(2)));
-    let paths: Vec<_> =
-        decoded.remarks.iter().map(|remark| matches!(remark, Remark::Repeated { .. })).collect();
+    let paths: Vec<_> = decoded.remarks.iter().map(|remark| remark.repeated).collect();
     assert_eq!(paths, [true, true]);
 }
 

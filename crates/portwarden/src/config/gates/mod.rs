@@ -1,7 +1,6 @@
 //! Feature gates: which exist (`gates.txt`), which are on, and which ones have an effect here.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use super::options::Scope;
 use super::reload::Effect::{self, Live, Restart};
@@ -160,61 +159,12 @@ pub enum GateProblem {
     /// No such gate.
     #[error("unrecognized feature gate: {0}")]
     Unknown(String),
-    /// The gate only has its default.
-    #[error("cannot set feature gate {name} to {asked}, feature is locked to {}", !asked)]
-    Locked {
-        /// The gate.
-        name: &'static str,
-        /// The value that was asked for.
-        asked: bool,
-    },
+    /// The gate only has its default; with the value that was asked for.
+    #[error("cannot set feature gate {0} to {1}, feature is locked to {not}", not = !.1)]
+    Locked(&'static str, bool),
     /// The gate needs others that are off.
-    #[error("{name} is enabled, but depends on features that are disabled: [{}]", disabled.join(" "))]
-    Depends {
-        /// The gate.
-        name: &'static str,
-        /// The gates it needs and that are off.
-        disabled: Vec<&'static str>,
-    },
-}
-
-/// A gate was changed without effect.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GateWithoutEffect {
-    /// The gate.
-    pub name: &'static str,
-    /// The value it has.
-    pub value: bool,
-    /// What holds all the same.
-    pub instead: &'static str,
-}
-
-impl fmt::Display for GateWithoutEffect {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "feature gate {} is {}, which has no effect: {}", self.name, self.value, self.instead)
-    }
-}
-
-/// A gate was set that will cease to exist.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GateNotice {
-    /// The gate.
-    pub name: &'static str,
-    /// The value it was set to.
-    pub value: bool,
-    /// Its stage: GA or deprecated.
-    pub stage: Stage,
-}
-
-impl fmt::Display for GateNotice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let stage = if self.stage == Stage::Ga { "GA" } else { "deprecated" };
-        write!(
-            f,
-            "feature gate {} is set to {}, but it is {stage} and a future release will not know it",
-            self.name, self.value
-        )
-    }
+    #[error("{0} is enabled, but depends on features that are disabled: [{all}]", all = .1.join(" "))]
+    Depends(&'static str, Vec<&'static str>),
 }
 
 const ALL_ALPHA: &str = "AllAlpha";
@@ -229,8 +179,8 @@ impl Default for FeatureGates {
 }
 
 impl FeatureGates {
-    /// The defaults with these settings on top, or everything that is wrong with them.
-    pub fn with(settings: &BTreeMap<String, bool>) -> Result<(Self, Vec<GateNotice>), Vec<GateProblem>> {
+    /// The defaults with these settings on top and what the operator should know, or everything that is wrong.
+    pub fn with(settings: &BTreeMap<String, bool>) -> Result<(Self, Vec<String>), Vec<GateProblem>> {
         let mut gates = FeatureGates::default();
         let mut problems = Vec::new();
         let mut notices = Vec::new();
@@ -248,6 +198,7 @@ impl FeatureGates {
         if problems.is_empty() {
             problems = gates.unmet_dependencies();
         }
+        notices.extend(gates.changed_without_effect());
         if problems.is_empty() { Ok((gates, notices)) } else { Err(problems) }
     }
 
@@ -261,12 +212,13 @@ impl FeatureGates {
         self.gates.values().map(|(gate, on)| (gate, *on))
     }
 
-    /// The gates that are not as they are by default although that changes nothing here, and what holds instead.
-    pub fn changed_without_effect(&self) -> impl Iterator<Item = GateWithoutEffect> {
-        FEATURES.iter().filter_map(|row| {
-            let instead = row.without_effect?;
-            let (gate, on) = self.gates.get(row.name)?;
-            (*on != gate.default).then_some(GateWithoutEffect { name: gate.name, value: *on, instead })
+    /// Gates that do not have their defaults although that has no effect here.
+    fn changed_without_effect(&self) -> impl Iterator<Item = String> {
+        FEATURES.iter().filter_map(|FeatureRow { name, without_effect, .. }| {
+            let instead = (*without_effect)?;
+            let (gate, on) = self.gates.get(name)?;
+            let changed = *on != gate.default;
+            changed.then(|| format!("feature gate {name} is {on}, which has no effect: {instead}"))
         })
     }
 
@@ -282,20 +234,26 @@ impl FeatureGates {
         }
     }
 
-    fn set(&mut self, name: &str, value: bool) -> Result<Option<GateNotice>, GateProblem> {
+    fn set(&mut self, name: &str, value: bool) -> Result<Option<String>, GateProblem> {
         let (gate, on) = self.gates.get_mut(name).ok_or_else(|| GateProblem::Unknown(name.to_owned()))?;
         if gate.locked && gate.default != value {
-            return Err(GateProblem::Locked { name: gate.name, asked: value });
+            return Err(GateProblem::Locked(gate.name, value));
         }
         *on = value;
-        let leaving = matches!(gate.stage, Stage::Ga | Stage::Deprecated);
-        Ok(leaving.then_some(GateNotice { name: gate.name, value, stage: gate.stage }))
+        let stage = match gate.stage {
+            Stage::Alpha | Stage::Beta => return Ok(None),
+            Stage::Ga => "GA",
+            Stage::Deprecated => "deprecated",
+        };
+        Ok(Some(format!(
+            "feature gate {name} is set to {value}, but it is {stage} and a future release will not know it"
+        )))
     }
 
     fn unmet_dependencies(&self) -> Vec<GateProblem> {
         let unmet = |(gate, on): &(Gate, bool)| {
             let disabled: Vec<_> = gate.needs.split_whitespace().filter(|need| !self.is_on(need)).collect();
-            (*on && !disabled.is_empty()).then_some(GateProblem::Depends { name: gate.name, disabled })
+            (*on && !disabled.is_empty()).then_some(GateProblem::Depends(gate.name, disabled))
         };
         self.gates.values().filter_map(unmet).collect()
     }
@@ -305,7 +263,7 @@ impl FeatureGates {
 mod tests {
     use super::*;
 
-    fn with(settings: &[(&str, bool)]) -> Result<(FeatureGates, Vec<GateNotice>), Vec<String>> {
+    fn with(settings: &[(&str, bool)]) -> Result<(FeatureGates, Vec<String>), Vec<String>> {
         FeatureGates::with(&settings.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect())
             .map_err(|problems| problems.iter().map(ToString::to_string).collect())
     }
@@ -340,7 +298,7 @@ mod tests {
     #[test]
     fn a_gate_that_changes_nothing_is_named() {
         assert_eq!(FeatureGates::default().changed_without_effect().next(), None);
-        let (gates, _) = with(&[
+        let (_, named) = with(&[
             ("KubeProxyNFTablesLocalhostNodePorts", true),
             ("WatchListClient", false),
             ("NativeHistograms", false),
@@ -348,7 +306,6 @@ mod tests {
             ("ComponentFlagz", false),
         ])
         .unwrap();
-        let named: Vec<String> = gates.changed_without_effect().map(|gate| gate.to_string()).collect();
         assert_eq!(named.len(), 2, "{named:?}");
         assert!(
             named[0].starts_with("feature gate NFTablesNetlink is false, which has no effect: mode nftables"),
@@ -382,9 +339,10 @@ mod tests {
             with(&[("NFTablesProxyMode", true), ("KubeProxyIPVS", false), ("NFTablesNetlink", false)])
                 .unwrap();
         assert!(!gates.enabled(Feature::KubeProxyIpvs) && !gates.enabled(Feature::NftablesNetlink));
-        let noted: Vec<_> = notices.iter().map(|notice| (notice.name, notice.stage)).collect();
-        assert_eq!(noted, [("KubeProxyIPVS", Stage::Deprecated), ("NFTablesProxyMode", Stage::Ga)]);
-        assert!(notices[0].to_string().contains("deprecated"), "{}", notices[0]);
+        assert!(notices[0].starts_with("feature gate KubeProxyIPVS is set to false, but it is deprecated"));
+        assert!(notices[1].starts_with("feature gate NFTablesProxyMode is set to true, but it is GA"));
+        assert!(notices[2].starts_with("feature gate NFTablesNetlink is false, which has no effect"));
+        assert_eq!(notices.len(), 3, "{notices:?}");
     }
 
     #[test]

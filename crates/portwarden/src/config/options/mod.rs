@@ -23,6 +23,7 @@ use crate::modes::{Mode, Section};
 pub(crate) use kind::Kind;
 pub use rules::{FromValue, Notes};
 pub(crate) use rules::{Positive, Within};
+use table::Index;
 pub use table::*;
 pub use value::{VModule, Value, Values};
 
@@ -72,7 +73,7 @@ pub(crate) struct Row {
     /// The default of the flag, where it is not that of the field.
     flag_default: &'static str,
     /// The option whose flag sets this field as well.
-    follows: Option<usize>,
+    follows: Option<Index>,
     /// Whether a zero in the file differs from nothing.
     pub(crate) zero_counts: bool,
     pub(crate) scope: Scope,
@@ -169,7 +170,7 @@ impl Row {
         if text.is_empty() { self.kind.zero() } else { self.kind.parse(text, None).ok().flatten() }
     }
 
-    /// The flag's default as it is shown.
+    /// The flag's default in help and `/flagz`.
     pub(crate) fn shown_default(&self) -> String {
         match self.flag_default_value() {
             Some(value) => value.to_text(),
@@ -180,7 +181,7 @@ impl Row {
 
     /// The option whose flag sets this field, as its place in the table.
     pub(crate) fn set_by(&self, index: usize) -> usize {
-        self.follows.unwrap_or(index)
+        self.follows.map_or(index, |option| option as usize)
     }
 
     /// The name in messages.
@@ -193,110 +194,35 @@ impl Row {
     }
 }
 
-/// The parts of a row.
 impl Row {
-    const fn field(kind: Kind, field: &'static str) -> Self {
-        Row {
-            field,
-            kind,
-            default: "",
-            flag: "",
-            letter: None,
-            group: Group::Actions,
-            help: "",
-            deprecated: None,
-            beside_file: false,
-            own: false,
-            flag_default: "",
-            follows: None,
-            zero_counts: false,
-            scope: Scope::Always,
-            out_of_scope: OutOfScope::AsWritten,
-            hidden_if_zero: false,
-            path: "",
-            always_checked: false,
-            rules: |_, _| (),
-            check: None,
-            reload: &[],
-        }
-    }
+    /// What holds unless a row says otherwise.
+    const PLAIN: Row = Row {
+        field: "",
+        kind: Kind::Text,
+        default: "",
+        flag: "",
+        letter: None,
+        group: Group::Actions,
+        help: "",
+        deprecated: None,
+        beside_file: false,
+        own: false,
+        flag_default: "",
+        follows: None,
+        zero_counts: false,
+        scope: Scope::Always,
+        out_of_scope: OutOfScope::AsWritten,
+        hidden_if_zero: false,
+        path: "",
+        always_checked: false,
+        rules: |_, _| (),
+        check: None,
+        reload: &[],
+    };
+}
 
-    const fn flag_only(kind: Kind, flag: &'static str, group: Group, help: &'static str) -> Self {
-        Row::field(kind, "").flag(flag, group, help)
-    }
-
-    const fn flag(self, flag: &'static str, group: Group, help: &'static str) -> Self {
-        Row { flag, group, help, ..self }
-    }
-
-    const fn default(self, default: &'static str) -> Self {
-        Row { default, ..self }
-    }
-
-    const fn flag_default(self, flag_default: &'static str) -> Self {
-        Row { flag_default, ..self }
-    }
-
-    const fn letter(self, letter: char) -> Self {
-        Row { letter: Some(letter), ..self }
-    }
-
-    const fn deprecated(self, instead: &'static str) -> Self {
-        Row { deprecated: Some(instead), ..self }
-    }
-
-    const fn beside_file(self) -> Self {
-        Row { beside_file: true, ..self }
-    }
-
-    const fn own(self) -> Self {
-        Row { own: true, ..self }
-    }
-
-    const fn follows<T>(self, key: &Key<T>) -> Self {
-        Row { follows: Some(key.index), ..self }
-    }
-
-    const fn zero_counts(self) -> Self {
-        Row { zero_counts: true, ..self }
-    }
-
-    const fn scope(self, scope: Scope) -> Self {
-        Row { scope, ..self }
-    }
-
-    const fn out_of_scope(self, out_of_scope: OutOfScope) -> Self {
-        Row { out_of_scope, ..self }
-    }
-
-    const fn hidden_if_zero(self) -> Self {
-        Row { hidden_if_zero: true, ..self }
-    }
-
-    const fn path_in_messages(self, path: &'static str) -> Self {
-        Row { path, ..self }
-    }
-
-    const fn always_checked(self) -> Self {
-        Row { always_checked: true, ..self }
-    }
-
-    const fn check(self, check: fn(&mut Check<'_>)) -> Self {
-        Row { check: Some(check), ..self }
-    }
-
-    const fn reload(self, effects: &'static [Effect]) -> Self {
-        Row { reload: effects, ..self }
-    }
-
-    const fn typed<T: FromValue>(self) -> Self {
-        Row {
-            rules: |value, notes| {
-                T::from_value(value, notes);
-            },
-            ..self
-        }
-    }
+fn rules_of<T: FromValue>(value: Option<&Value>, notes: &mut Notes) {
+    T::from_value(value, notes);
 }
 
 /// The options of the configuration, with their places in the table.

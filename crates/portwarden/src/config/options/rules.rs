@@ -13,7 +13,7 @@ use crate::config::duration::GoDuration;
 use crate::config::host_port;
 use crate::config::problems::ProblemKind;
 use crate::config::typed::{ExcludedRanges, LogFormat};
-use crate::flags::{REFERENCE_MINOR, VersionRequest};
+use crate::flags::{KUBERNETES_MINOR, VersionRequest};
 
 /// A type that an option can have in the end.
 pub trait FromValue: Sized {
@@ -280,7 +280,7 @@ pub struct HiddenMetrics(pub(crate) bool);
 
 impl FromValue for HiddenMetrics {
     fn from_value(value: Option<&Value>, notes: &mut Notes) -> Self {
-        let (version, previous) = (text(value), format!("1.{}", REFERENCE_MINOR - 1));
+        let (version, previous) = (text(value), format!("1.{}", KUBERNETES_MINOR - 1));
         if !version.is_empty() && version != previous {
             let message = format!("only the previous minor version, {previous}, is allowed");
             notes.invalid_text(None, version, message);

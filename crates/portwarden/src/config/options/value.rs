@@ -52,7 +52,7 @@ pub struct VModule {
 }
 
 impl Value {
-    /// Whether kube-proxy cannot tell the value from an absent one.
+    /// Whether kube-proxy does not distinguish the value from an absent one.
     pub(crate) fn is_zero(&self) -> bool {
         match self {
             Value::Switch(value) => !value,

@@ -81,7 +81,7 @@ fn changes_need_what_their_part_needs() {
             restart(&[Part::Dataplane]),
         ),
         ("mode: ipvs", "mode: ipvs\nipvs: {scheduler: lc}", restart(&[Part::Dataplane])),
-        // The parts that a new dataplane needs anyway are told as well.
+        // The parts that depend on the mode are notified too.
         ("", "mode: ipvs", (vec![Part::Pacing, Part::HealthServer], vec![Part::Dataplane])),
     ] {
         let plan = plan(old, new);

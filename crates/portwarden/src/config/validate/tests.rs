@@ -1,6 +1,7 @@
 //! Every rule of the configuration, each with an input that breaks it; and which source wins.
 
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use portwarden_model::{DetectLocal, NodePortRange};
@@ -8,6 +9,7 @@ use portwarden_model::{DetectLocal, NodePortRange};
 use super::*;
 use crate::config::decode::decode;
 use crate::config::gates::Feature;
+use crate::config::to_configz;
 use crate::config::typed::{LogFormat, Source};
 use crate::flags::{Invocation, parse};
 use crate::modes::Mode;
@@ -121,6 +123,22 @@ const RULES: &[(&str, &str)] = &[
     (
         "mode: ipvs\nfeatureGates: {KubeProxyIPVS: false}",
         "KubeProxyConfiguration.Mode.ProxyMode: Invalid value: \"ipvs\": must be iptables, nftables or blank (blank means iptables)",
+    ),
+    (
+        "mode: userspace\nudpIdleTimeout: -1s",
+        "KubeProxyConfiguration.UDPIdleTimeout: Invalid value: \"-1s\": must be greater than 0",
+    ),
+    (
+        "mode: userspace\nportRange: 20-10",
+        "KubeProxyConfiguration.PortRange: Invalid value: \"20-10\": must be a valid port range (e.g. 300-2000)",
+    ),
+    (
+        "mode: userspace\nportRange: '65536'",
+        "KubeProxyConfiguration.PortRange: Invalid value: \"65536\": must be a valid port range (e.g. 300-2000)",
+    ),
+    (
+        "mode: userspace\nportRange: 65000+600",
+        "KubeProxyConfiguration.PortRange: Invalid value: \"65000+600\": must be a valid port range (e.g. 300-2000)",
     ),
     (
         "clientConnection: {burst: -1}",
@@ -406,7 +424,7 @@ fn nothing_written_gives_the_defaults() {
     assert_eq!((config.masquerade.bit, config.masquerade.mark(), config.masquerade.all), (14, 0x4000, false));
     assert_eq!(config.pacing.sync_period, Duration::from_secs(30));
     assert_eq!(config.pacing.min_sync_period, Duration::from_secs(1));
-    assert_eq!(config.fixed_min_sync_period(), None, "nobody asked for it");
+    assert_eq!(config.fixed_min_sync_period(), None, "not given");
     assert_eq!(config.servers.healthz, Some("0.0.0.0:10256".parse().unwrap()));
     assert_eq!(config.servers.metrics, "127.0.0.1:10249".parse().unwrap());
     assert_eq!(config.detect_local, DetectLocal::ClusterCidr(Vec::new()));
@@ -590,7 +608,7 @@ fn rates_below_zero_mean_no_limit_and_zero_the_usual_one() {
 }
 
 #[test]
-fn ways_to_tell_pod_traffic() {
+fn ways_to_identify_pod_traffic() {
     let config = with_file("clusterCIDR: fd00::/8,10.0.0.0/8");
     let nets: Vec<ipnet::IpNet> = vec!["fd00::/8".parse().unwrap(), "10.0.0.0/8".parse().unwrap()];
     assert_eq!(
@@ -640,6 +658,58 @@ fn ipvs_settings_exist_only_in_its_mode_which_is_deprecated() {
 }
 
 #[test]
+fn settings_of_mode_userspace_count_in_its_mode_only() {
+    let range = |text: &str| {
+        let config = with_file(&format!("mode: userspace\nportRange: '{text}'"));
+        config.userspace.expect("its mode").port_range.map(RangeInclusive::into_inner)
+    };
+    assert_eq!([range(""), range("0"), range("0-0")], [None, None, None], "any port");
+    assert_eq!(range("300"), Some((300, 300)));
+    assert_eq!(range("300-2000"), Some((300, 2000)));
+    assert_eq!(range("300+50"), Some((300, 350)));
+    let given = [
+        "--proxy-mode=userspace",
+        "--udp-timeout=1s",
+        "--proxy-port-range=5-6",
+        "--iptables-sync-period=40s",
+    ];
+    let config = with_flags(&given);
+    let userspace = config.userspace.clone().expect("its mode");
+    assert_eq!((userspace.udp_idle_timeout.as_secs(), userspace.port_range), (1, Some(5..=6)));
+    assert_eq!(config.pacing.sync_period.as_secs(), 40, "it shares the periods of mode iptables");
+    let default = with_file("mode: userspace").userspace.expect("its mode");
+    assert_eq!(default.udp_idle_timeout, Duration::from_millis(250));
+
+    let config = with_flags(&[&given[1..], &["--proxy-mode=nftables"]].concat());
+    assert_eq!(config.userspace, None);
+    let shown = to_configz(&config.document);
+    assert!(shown.contains("\"portRange\":\"\"") && !shown.contains("udpIdleTimeout"), "{shown}");
+    let LoadedConfig { notices, .. } = from_file("mode: nftables\nudpIdleTimeout: -1s").unwrap();
+    assert!(notices[0].to_string().contains("unknown field \"udpIdleTimeout\""), "{notices:?}");
+}
+
+#[test]
+fn mode_ebpf_shares_the_settings_of_mode_nftables() {
+    let config = with_file("mode: ebpf\nnftables: {syncPeriod: 40s, masqueradeBit: 3, masqueradeAll: true}");
+    assert_eq!(
+        (config.pacing.sync_period.as_secs(), config.masquerade.bit, config.masquerade.all),
+        (40, 3, true)
+    );
+    assert_eq!(config.node_port_addresses, [NodePortRange::Primary]);
+}
+
+#[test]
+fn exclusions_that_mode_ipvs_would_reject_are_reported_in_other_modes() {
+    let LoadedConfig { config, notices } =
+        from_file("mode: nftables\nipvs: {excludeCIDRs: [10.0.0.0/8, 10.0.0.0/33]}").unwrap();
+    assert_eq!(
+        (config.ipvs_excluded.cidrs.len(), &config.ipvs_excluded.invalid[..]),
+        (1, &["10.0.0.0/33".to_owned()][..])
+    );
+    assert!(matches!(&notices[..], [notice] if notice.to_string().contains("10.0.0.0/33")), "{notices:?}");
+}
+
+#[test]
 fn notices_say_what_to_do() {
     let LoadedConfig { notices, .. } =
         from_file("modus: x\nmode: iptables\nmode: nftables\nfeatureGates: {KubeProxyIPVS: true}").unwrap();
@@ -654,7 +724,7 @@ fn notices_say_what_to_do() {
     );
     let LoadedConfig { notices, .. } =
         from_file("mode: nftables\nfeatureGates: {NFTablesNetlink: false}").unwrap();
-    assert!(matches!(notices.as_slice(), [Notice::GateWithoutEffect(_)]), "{notices:?}");
+    assert!(matches!(notices.as_slice(), [Notice::Gate(_)]), "{notices:?}");
     assert!(notices[0].to_string().contains("which has no effect"), "{}", notices[0]);
     assert!(Notice::ModeDefaulted.to_string().contains("--proxy-mode=iptables"));
     assert_eq!(
