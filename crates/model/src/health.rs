@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use crate::ip::{Family, PerFamily};
 
 /// How many sync periods a change may wait.
-const PATIENCE: u32 = 2;
+const PERIODS: u32 = 2;
 
 /// The health of all families.
 #[derive(Debug, Clone)]
 pub struct ProxyHealth {
-    patience: Duration,
+    limit: Duration,
     families: PerFamily<Progress>,
 }
 
@@ -45,12 +45,12 @@ pub struct FamilyHealth {
 impl ProxyHealth {
     /// Nothing is queued, and no family has started.
     pub fn new(sync_period: Duration) -> Self {
-        ProxyHealth { patience: sync_period.saturating_mul(PATIENCE), families: PerFamily::default() }
+        ProxyHealth { limit: sync_period.saturating_mul(PERIODS), families: PerFamily::default() }
     }
 
     /// Goes on with another sync period.
     pub fn set_sync_period(&mut self, sync_period: Duration) {
-        self.patience = sync_period.saturating_mul(PATIENCE);
+        self.limit = sync_period.saturating_mul(PERIODS);
     }
 
     /// A change waits for its sync. Only the oldest one counts.
@@ -63,9 +63,14 @@ impl ProxyHealth {
         self.families[family] = Progress { last_updated: Some(now), oldest_queued: None };
     }
 
-    /// The health at this moment.
-    pub fn report(&self, now: Instant) -> HealthReport {
-        let families = PerFamily::from_fn(|family| self.family(family, now));
+    /// Whether something that waits since then has waited too long.
+    pub fn is_late(&self, since: Instant, now: Instant) -> bool {
+        now.saturating_duration_since(since) >= self.limit
+    }
+
+    /// The health at this moment. While the engine is busy, changes may wait that it has not seen: `busy` counts like a queued change of every family.
+    pub fn report(&self, now: Instant, busy: Option<Instant>) -> HealthReport {
+        let families = PerFamily::from_fn(|family| self.family(family, now, busy));
         let known = || families.iter().filter_map(|(_, health)| health.as_ref());
         HealthReport {
             healthy: known().all(|health| health.healthy),
@@ -75,10 +80,10 @@ impl ProxyHealth {
     }
 
     /// A family that never started is not judged.
-    fn family(&self, family: Family, now: Instant) -> Option<FamilyHealth> {
+    fn family(&self, family: Family, now: Instant, busy: Option<Instant>) -> Option<FamilyHealth> {
         let Progress { last_updated, oldest_queued } = self.families[family];
-        let late = |queued: Instant| now.saturating_duration_since(queued) >= self.patience;
-        Some(FamilyHealth { last_updated: last_updated?, healthy: !oldest_queued.is_some_and(late) })
+        let late = |since: Option<Instant>| since.is_some_and(|since| self.is_late(since, now));
+        Some(FamilyHealth { last_updated: last_updated?, healthy: !late(oldest_queued) && !late(busy) })
     }
 }
 
@@ -103,12 +108,26 @@ mod tests {
         let start = Instant::now();
         let mut health = ProxyHealth::new(PERIOD);
         health.updated(Family::V4, start);
-        assert!(health.report(start + LIMIT * 100).healthy, "nothing is queued");
+        assert!(health.report(start + LIMIT * 100, None).healthy, "nothing is queued");
         health.queued(Family::V4, start);
-        assert!(health.report(start + LIMIT - NANO).healthy);
-        assert!(!health.report(start + LIMIT).healthy);
+        assert!(health.report(start + LIMIT - NANO, None).healthy);
+        assert!(!health.report(start + LIMIT, None).healthy);
         health.updated(Family::V4, start + LIMIT);
-        assert!(health.report(start + LIMIT).healthy);
+        assert!(health.report(start + LIMIT, None).healthy);
+    }
+
+    #[test]
+    fn an_engine_that_is_busy_for_too_long_makes_every_family_late() {
+        let start = Instant::now();
+        let mut health = ProxyHealth::new(PERIOD);
+        health.updated(Family::V4, start);
+        health.updated(Family::V6, start);
+        assert!(health.report(start + LIMIT - NANO, Some(start)).healthy);
+        let report = health.report(start + LIMIT, Some(start));
+        assert!(
+            !report.healthy && report.families.iter().all(|(_, family)| family.is_some_and(|f| !f.healthy))
+        );
+        assert!(health.report(start + LIMIT, None).healthy);
     }
 
     #[test]
@@ -118,10 +137,10 @@ mod tests {
         health.updated(Family::V4, start);
         health.queued(Family::V4, start);
         health.queued(Family::V4, start + PERIOD);
-        assert!(!health.report(start + LIMIT).healthy);
+        assert!(!health.report(start + LIMIT, None).healthy);
         health.updated(Family::V4, start + LIMIT);
         health.queued(Family::V4, start + LIMIT);
-        assert!(health.report(start + LIMIT + PERIOD).healthy);
+        assert!(health.report(start + LIMIT + PERIOD, None).healthy);
     }
 
     #[test]
@@ -131,7 +150,7 @@ mod tests {
         health.updated(Family::V4, start);
         health.updated(Family::V6, start + NANO);
         health.queued(Family::V4, start);
-        let report = health.report(start + LIMIT);
+        let report = health.report(start + LIMIT, None);
         assert!(!report.healthy);
         assert_eq!(report.last_updated, Some(start + NANO));
         assert_eq!(report.families.v4, Some(FamilyHealth { last_updated: start, healthy: false }));
@@ -145,8 +164,8 @@ mod tests {
         health.updated(Family::V4, start);
         health.queued(Family::V4, start);
         health.set_sync_period(PERIOD * 2);
-        assert!(health.report(start + LIMIT).healthy);
-        assert!(!health.report(start + LIMIT * 2).healthy);
+        assert!(health.report(start + LIMIT, None).healthy);
+        assert!(!health.report(start + LIMIT * 2, None).healthy);
     }
 
     /// A change of topology before the first lists are in, once the loop has started.
@@ -156,7 +175,7 @@ mod tests {
         let mut health = ProxyHealth::new(PERIOD);
         health.updated(Family::V4, start);
         health.queued(Family::V4, start + NANO);
-        assert!(!health.report(start + LIMIT + NANO).healthy);
+        assert!(!health.report(start + LIMIT + NANO, None).healthy);
     }
 
     #[test]
@@ -164,7 +183,7 @@ mod tests {
         let start = Instant::now();
         let mut health = ProxyHealth::new(PERIOD);
         health.queued(Family::V6, start);
-        let report = health.report(start + LIMIT * 2);
+        let report = health.report(start + LIMIT * 2, None);
         assert!(report.healthy);
         assert_eq!((report.last_updated, report.families), (None, PerFamily::default()));
     }
@@ -174,9 +193,9 @@ mod tests {
         let start = Instant::now();
         let mut health = ProxyHealth::new(PERIOD);
         health.updated(Family::V4, start);
-        let report = health.report(start);
+        let report = health.report(start, None);
         assert!(report.healthy && report.takes_traffic(true) && !report.takes_traffic(false));
         health.queued(Family::V4, start);
-        assert!(!health.report(start + LIMIT).takes_traffic(true));
+        assert!(!health.report(start + LIMIT, None).takes_traffic(true));
     }
 }

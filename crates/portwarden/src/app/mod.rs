@@ -6,6 +6,7 @@
 //! | `servers.rs` | the health and metrics servers |
 //! | `notices.rs` | what the engine noticed, told as Events |
 //! | `config_file.rs`, `reload.rs` | a changed configuration file and what it means |
+//! | `watchdog.rs` | reports a stuck engine and a log that nothing reads |
 //! | `signals.rs` | what signals ask for |
 
 mod config_file;
@@ -14,6 +15,7 @@ mod reload;
 mod servers;
 mod signals;
 mod source;
+mod watchdog;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -31,8 +33,8 @@ use tracing::{debug, error, info, warn};
 use crate::config::options::DETECT_LOCAL_MODE;
 use crate::config::{self, Config, NodeFacts, Notice, Source};
 use crate::engine::{
-    self, Check, ConntrackFlows, Engine, EngineError, EngineOutputs, EngineReceivers, Handle, Message,
-    Moment, NodeWait, Parts, RemoveLeftovers,
+    self, Check, ConntrackFlows, Engine, EngineError, EngineOutputs, EngineReceivers, Handle, Heartbeat,
+    Message, Moment, NodeWait, Parts, RemoveLeftovers,
 };
 use crate::events::Events;
 use crate::flags::{Flags, Program};
@@ -99,6 +101,8 @@ impl App {
         let families = modes::families(config.mode)?;
         config.mode.entry().operations.publish_metrics(config, &metrics)?;
         let health = SharedHealth::new(config.pacing.sync_period);
+        let heartbeat = Heartbeat::new(started.instant);
+        health.follow(heartbeat.clone());
         let events = Events::default();
         let (mut outputs, receivers) = EngineOutputs::new(1000);
         outputs.serve_loopback(config.mode.entry().operations.proxies_loopback(config));
@@ -114,6 +118,7 @@ impl App {
             health: health.clone(),
             metrics: metrics.clone(),
             outputs,
+            heartbeat: heartbeat.clone(),
             clock: Box::new(Moment::now),
         })?;
         let servers = match Servers::start(&order, &health, &metrics, &logs).await {
@@ -129,6 +134,7 @@ impl App {
         events.attach(&node, source.recorder());
         let mut tasks = JoinSet::new();
         start_followers(&mut tasks, receivers, &node, &health, &metrics, &events);
+        tasks.spawn(watchdog::watch(health.clone(), heartbeat, metrics.clone()));
         events.started();
         tell_deprecations(&order.notices, &events);
         Ok(App {

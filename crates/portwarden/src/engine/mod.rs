@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `inbox.rs` | the way in: messages, and a descriptor to sleep on |
 //! | `run.rs` | the loop of the thread |
+//! | `heartbeat.rs` | shows other threads whether the engine makes progress |
 //! | `event_intake.rs` | events on their way into the cluster, and when the first sync may happen |
 //! | `node_wait.rs` | logs what the first sync waits for |
 //! | `family_sync.rs` | one family: pending changes, when they are synced, retries, periodic full syncs |
@@ -21,6 +22,7 @@ mod conntrack;
 mod event_intake;
 mod family_sync;
 mod flows;
+mod heartbeat;
 mod inbox;
 mod loopback;
 mod node_wait;
@@ -49,6 +51,7 @@ pub use clock::{Clock, Moment};
 pub use conntrack::ConntrackFlows;
 pub use event_intake::{NodeWait, log_waiting_for_caches};
 pub use flows::{Flows, FlowsError};
+pub use heartbeat::{Heartbeat, Stage};
 pub use inbox::{Handle, Inbox, inbox};
 pub use loopback::{LoopbackPort, LoopbackPorts};
 pub use outputs::{EngineOutputs, EngineReceivers, HealthCheckPorts, Notice};
@@ -136,6 +139,8 @@ pub struct Parts {
     pub metrics: Metrics,
     /// Where everything else goes.
     pub outputs: EngineOutputs,
+    /// Where progress is shown.
+    pub heartbeat: Heartbeat,
     /// Where time comes from.
     pub clock: Clock,
 }
@@ -173,6 +178,7 @@ pub struct Engine {
     health: SharedHealth,
     metrics: Metrics,
     outputs: EngineOutputs,
+    heartbeat: Heartbeat,
     clock: Clock,
     stopped: bool,
 }
@@ -196,6 +202,7 @@ impl Engine {
             health: parts.health,
             metrics: parts.metrics,
             outputs: parts.outputs,
+            heartbeat: parts.heartbeat,
             clock: parts.clock,
             stopped: false,
         };
@@ -208,8 +215,14 @@ impl Engine {
         self.stopped
     }
 
+    /// Where the engine shows its progress.
+    pub(super) fn heartbeat(&self) -> &Heartbeat {
+        &self.heartbeat
+    }
+
     /// Takes in a message.
     pub fn take(&mut self, message: Message) {
+        self.heartbeat.enter(Stage::Messages);
         match message {
             Message::Update(Update::Events(batch)) => self.apply(batch.into_events()),
             Message::Update(Update::Problems(problems)) => self.report_problems(problems),
@@ -283,6 +296,7 @@ impl Engine {
         if self.syncs.wake(&self.cluster, now.instant) {
             self.sync()?;
         }
+        self.heartbeat.enter(Stage::Flows);
         for family in self.syncs.families() {
             self.cleanup.run(family, &self.cluster, &self.metrics, self.clock.as_ref());
         }
@@ -295,6 +309,7 @@ impl Engine {
 
     /// Lets dataplanes handle what their descriptors and deadlines announce, and acts on what they report.
     pub fn poll_dataplanes(&mut self) {
+        self.heartbeat.enter(Stage::Poll);
         let now = (self.clock)();
         for notification in self.syncs.poll(now.instant) {
             self.notified(notification, now);
@@ -401,7 +416,9 @@ impl Engine {
 
     /// Resolves what follows from the events so far, and syncs the families that are due.
     fn sync(&mut self) -> Result<(), EngineError> {
+        self.heartbeat.enter(Stage::Resolve);
         let changes = self.cluster.resolve();
+        self.heartbeat.enter(Stage::Sync);
         self.intake.resolved();
         self.syncs.add(&changes);
         if let Some(check) = self.check.take() {

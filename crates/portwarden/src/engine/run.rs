@@ -25,8 +25,10 @@ pub fn run(
     if let Some(addresses) = &mut addresses {
         take_addresses(&mut engine, addresses.list().map(Some));
     }
+    let heartbeat = engine.heartbeat().clone();
     let mut quiet_at = None;
     loop {
+        heartbeat.wake(Instant::now());
         for message in std::iter::from_fn(|| inbox.next()).take(MESSAGES_AT_ONCE) {
             engine.take(message);
             quiet_at = Some(Instant::now() + QUIET);
@@ -44,7 +46,9 @@ pub fn run(
             let mut fds: Vec<BorrowedFd<'_>> = engine.watch_fds();
             let watched = fds.len();
             fds.extend(addresses.as_ref().map(HostAddresses::fd));
+            heartbeat.sleep();
             let readable = inbox.wait(deadline, &fds).map_err(EngineError::Wait)?;
+            heartbeat.wake(Instant::now());
             let (watches, others) = readable.split_at(watched.min(readable.len()));
             (watches.contains(&true), others.contains(&true))
         };

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use portwarden_model::{Family, HealthReport, ProxyHealth, Timestamp};
 
-use crate::engine::Moment;
+use crate::engine::{Heartbeat, Moment};
 
 /// The health of the proxy. Cheap to clone; all clones share it.
 #[derive(Debug, Clone)]
@@ -15,6 +15,8 @@ pub struct SharedHealth(Arc<Mutex<State>>);
 #[derive(Debug)]
 struct State {
     proxy: ProxyHealth,
+    /// The engine's progress, once there is an engine.
+    heartbeat: Option<Heartbeat>,
     /// Whether the Node is known and is not being deleted.
     eligible: bool,
     /// Published dates of updates. The two clocks are never read at the same instant, so a published date is kept.
@@ -25,7 +27,24 @@ impl SharedHealth {
     /// Without any update yet.
     pub fn new(sync_period: Duration) -> Self {
         let proxy = ProxyHealth::new(sync_period);
-        SharedHealth(Arc::new(Mutex::new(State { proxy, eligible: false, dates: VecDeque::new() })))
+        SharedHealth(Arc::new(Mutex::new(State {
+            proxy,
+            heartbeat: None,
+            eligible: false,
+            dates: VecDeque::new(),
+        })))
+    }
+
+    /// Follows the progress of an engine: as long as it is busy, changes wait that it has not even seen.
+    pub fn follow(&self, heartbeat: Heartbeat) {
+        self.state().heartbeat = Some(heartbeat);
+    }
+
+    /// Since when the engine is stuck: busy for longer than a change may wait.
+    pub fn stuck_since(&self, now: Instant) -> Option<Instant> {
+        let state = self.state();
+        let busy = state.heartbeat.as_ref()?.busy_since()?;
+        state.proxy.is_late(busy, now).then_some(busy)
     }
 
     /// Changes the sync period.
@@ -51,7 +70,8 @@ impl SharedHealth {
     /// The health at this moment, and whether the Node is eligible.
     pub fn report(&self, now: Instant) -> (HealthReport, bool) {
         let state = self.state();
-        (state.proxy.report(now), state.eligible)
+        let busy = state.heartbeat.as_ref().and_then(Heartbeat::busy_since);
+        (state.proxy.report(now, busy), state.eligible)
     }
 
     /// The date of an update, the same in every call.

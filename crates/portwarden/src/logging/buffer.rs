@@ -8,6 +8,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use super::writer::Stream;
+
 static HELD: Mutex<Held> = Mutex::new(Held(Vec::new()));
 /// The size of the buffer in bytes; 0 disables it.
 static SIZE: AtomicUsize = AtomicUsize::new(0);
@@ -20,7 +22,7 @@ pub(super) struct Buffered;
 
 impl Write for Buffered {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        held(|held| held.add(bytes, SIZE.load(Ordering::Relaxed), &mut io::stdout()))?;
+        held(|held| held.add(bytes, SIZE.load(Ordering::Relaxed), &mut Stream::Output))?;
         Ok(bytes.len())
     }
 
@@ -48,10 +50,10 @@ pub(super) fn configure(size: usize, wait: Duration) {
     }
 }
 
-/// Writes the buffered lines. Call it before the process ends.
-pub fn flush() {
-    // If standard output is gone, there is nowhere to report it.
-    let _ = held(|held| held.flush(&mut io::stdout()));
+/// Writes what is held.
+pub(super) fn flush() {
+    // If standard output is gone, there is no reader to report to.
+    let _ = held(|held| held.flush(&mut Stream::Output));
 }
 
 fn held<T>(with: impl FnOnce(&mut Held) -> T) -> T {
@@ -75,6 +77,9 @@ impl Held {
 
     fn flush(&mut self, out: &mut impl Write) -> io::Result<()> {
         let lines = std::mem::take(&mut self.0);
+        if lines.is_empty() {
+            return Ok(());
+        }
         out.write_all(&lines)?;
         out.flush()
     }

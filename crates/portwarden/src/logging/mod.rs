@@ -5,6 +5,7 @@ mod buffer;
 pub(crate) mod captured;
 mod format;
 mod level;
+mod writer;
 
 use std::error::Error;
 use std::io;
@@ -18,11 +19,12 @@ use tracing_subscriber::layer::SubscriberExt;
 
 use crate::config::{LogFormat, Logging};
 
-pub use buffer::flush;
 pub use format::PLAIN;
 pub use level::{Pattern, Verbosity};
+pub use writer::dropped_lines;
 
 use format::Form;
+use writer::Stream;
 
 /// Format, streams and verbosity of the logs. All can change while the process runs.
 #[derive(Debug, Default)]
@@ -56,6 +58,7 @@ impl Logs {
 
     /// Starts logging for the whole process. Does nothing if it was started before.
     pub fn start(self: &Arc<Self>) {
+        writer::start();
         let layer = tracing_subscriber::fmt::layer()
             .with_writer(Streams(self.clone()))
             .with_ansi(false)
@@ -76,7 +79,7 @@ impl<'a> MakeWriter<'a> for Streams {
     type Writer = Box<dyn io::Write + 'a>;
 
     fn make_writer(&'a self) -> Self::Writer {
-        Box::new(io::stderr())
+        Box::new(Stream::Error)
     }
 
     fn make_writer_for(&'a self, metadata: &Metadata<'_>) -> Self::Writer {
@@ -84,8 +87,14 @@ impl<'a> MakeWriter<'a> for Streams {
         if information && self.0.split_stream.load(Ordering::Relaxed) {
             return Box::new(buffer::Buffered);
         }
-        Box::new(io::stderr())
+        Box::new(Stream::Error)
     }
+}
+
+/// Writes all lines that still wait. To be called before the process ends.
+pub fn flush() {
+    buffer::flush();
+    writer::flush();
 }
 
 /// An error and all its causes in one line.

@@ -1,6 +1,6 @@
 //! `portwarden_*`: metrics that kube-proxy does not have.
 
-use prometheus::{GaugeVec, IntCounter, IntCounterVec};
+use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec};
 
 use super::{MetricError, Part};
 
@@ -23,6 +23,10 @@ pub struct OwnMetrics {
     pub written: IntCounterVec,
     /// Connections that a server closed to make room.
     pub refused_connections: IntCounterVec,
+    /// Log lines that were dropped because nothing read the log.
+    pub log_lines_dropped: IntCounter,
+    /// Whether the engine is stuck (1) or makes progress (0).
+    pub engine_stuck: Gauge,
 }
 
 impl OwnMetrics {
@@ -65,6 +69,14 @@ impl OwnMetrics {
                 "portwarden_refused_connections_total",
                 "Connections that a server turned away because it had too many",
                 &["server"],
+            )?,
+            log_lines_dropped: part.counter(
+                "portwarden_log_lines_dropped_total",
+                "Log lines that were dropped because nothing read standard error",
+            )?,
+            engine_stuck: part.gauge(
+                "portwarden_engine_stuck",
+                "Whether the engine has been busy for longer than a change may wait (1)",
             )?,
         })
     }

@@ -71,6 +71,11 @@ impl Rig {
     /// Starts the program with a source of the caller's choice; its log is kept for [`Rig::log`].
     pub(crate) fn start_following(&mut self, arguments: &[&str]) -> Result<()> {
         let log = fs::File::options().create(true).append(true).open(self.path("log"))?;
+        self.start_logging_to(log, arguments)
+    }
+
+    /// Starts the program with a source and a log of the caller's choice.
+    pub(crate) fn start_logging_to(&mut self, log: fs::File, arguments: &[&str]) -> Result<()> {
         let command =
             self.program().args(["--hostname-override=node-a", "--conntrack-max-per-core=0"]).args(arguments);
         self.process = Some(command.spawn_logging(log)?);

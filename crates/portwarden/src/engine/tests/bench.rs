@@ -180,6 +180,7 @@ impl Bench {
             health: health.clone(),
             metrics: metrics.clone(),
             outputs,
+            heartbeat: Heartbeat::new(time.start),
             clock: Box::new(move || clock.now()),
         });
         Bench { engine, time, v4, v6, flows, metrics, health, receivers, retired }
