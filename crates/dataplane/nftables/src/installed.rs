@@ -300,3 +300,75 @@ fn has_comments(set: SetId) -> bool {
             | SetId::DroppedNodePorts
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples;
+    use portwarden_model::{Cluster, Family};
+    use portwarden_testkit::build::{ServiceBuilder, port};
+
+    fn web() -> ServiceBuilder {
+        samples::dual_stack("web", 1).port(port(80))
+    }
+
+    fn cluster(service: ServiceBuilder, endpoints: &[u8]) -> Cluster {
+        let mut objects = samples::endpoints("web", endpoints);
+        objects.push(service.into());
+        samples::cluster(samples::settings(), objects)
+    }
+
+    /// Plans `demo/web` as it is in this cluster, and returns how many elements change.
+    fn plan(installed: &mut Installed, cluster: Option<&Cluster>) -> Result<usize, Refusal> {
+        let (name, mut plan) = (NamespacedName::new("demo", "web"), Plan::new());
+        let service = cluster.and_then(|cluster| cluster.desired(Family::V4).service(&name));
+        installed.plan(&name, service, &mut plan)?;
+        installed.plan_shared(&mut plan);
+        Ok(plan.len())
+    }
+
+    /// A frontend, two endpoints, a cluster address and a hairpin.
+    #[test]
+    fn an_acknowledged_service_is_not_written_again_and_leaves_nothing_behind() {
+        let mut installed = Installed::new(HashMap::new());
+        let cluster = cluster(web(), &[1, 10]);
+        assert_eq!(plan(&mut installed, Some(&cluster)), Ok(5));
+        installed.commit();
+        assert_eq!(plan(&mut installed, Some(&cluster)), Ok(0));
+        installed.commit();
+        assert_eq!(plan(&mut installed, None), Ok(5));
+        installed.commit();
+        assert!(installed.services.is_empty());
+    }
+
+    /// What the kernel refused is planned again in full, and its class is free for another timeout.
+    #[test]
+    fn a_refused_plan_leaves_no_trace() {
+        let mut installed = Installed::new(HashMap::new());
+        let sticky = cluster(web().affinity(600), &[1, 10]);
+        let first = plan(&mut installed, Some(&sticky)).unwrap();
+        assert_eq!(installed.new_classes().count(), 1);
+        installed.roll_back();
+        assert!(installed.sticky_classes().is_empty() && installed.services.is_empty());
+        assert_eq!(plan(&mut installed, Some(&sticky)), Ok(first));
+    }
+
+    /// After the loss of the table, a list with session affinity has its old number and entries.
+    #[test]
+    fn session_affinity_survives_a_full_write() {
+        let mut installed = Installed::new(HashMap::new());
+        let sticky = cluster(web().affinity(600), &[1, 10]);
+        plan(&mut installed, Some(&sticky)).unwrap();
+        installed.commit();
+        let name = NamespacedName::new("demo", "web");
+        let list = |installed: &Installed| {
+            let list = installed.services[&name].ports[0].cluster.clone().unwrap();
+            (list.id, list.entries().collect::<BTreeMap<_, _>>())
+        };
+        let before = list(&installed);
+        let mut next = installed.without_elements();
+        plan(&mut next, Some(&sticky)).unwrap();
+        next.commit();
+        assert_eq!(list(&next), before);
+    }
+}

@@ -96,3 +96,65 @@ pub(crate) fn kernel_family(family: Family) -> nftables::Family {
 pub(crate) fn number_key(number: u32) -> Image {
     Image::new().number(number)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use portwarden_netlink::nftables::{Elements, Object, Set, Table};
+    use portwarden_testkit::Namespace;
+
+    fn commit(kernel: &mut Kernel, objects: impl IntoIterator<Item = Object>) {
+        let mut transaction = Transaction::new();
+        objects.into_iter().for_each(|object| transaction.add(object));
+        kernel.client.commit(&transaction).unwrap();
+    }
+
+    /// Only the type of the map of clients decides whose table it is: kube-proxy's has the same name.
+    #[test]
+    fn a_table_is_ours_if_its_map_of_clients_is() {
+        let namespace = Namespace::new("nftables-kernel").unwrap();
+        let _inside = namespace.enter().unwrap();
+        let mut kernel = Kernel::open(Family::V4, "kube-proxy").unwrap();
+        let table = kernel.table().clone();
+        let sets = Sets::new(&table, Family::V4);
+        assert!(matches!(kernel.inspect(&sets).unwrap(), Found::Nothing));
+        commit(&mut kernel, [Table::new(&table).into()]);
+        assert!(matches!(kernel.inspect(&sets).unwrap(), Found::Other));
+        let address = nftables::DataType::Ipv4Address;
+        commit(&mut kernel, [Set::map(&table, SetId::Affinity.name(), [address], [address]).into()]);
+        assert!(matches!(kernel.inspect(&sets).unwrap(), Found::Other), "another type");
+        let mut again = Transaction::new();
+        again.delete(Table::new(&table));
+        again.add(Table::new(&table));
+        again.add(sets.get(SetId::Affinity));
+        kernel.client.commit(&again).unwrap();
+        assert!(matches!(kernel.inspect(&sets).unwrap(), Found::Ours { sets, .. } if sets.len() == 1));
+    }
+
+    #[test]
+    fn a_large_transaction_is_not_reported_to_the_monitor() {
+        let namespace = Namespace::new("nftables-kernel").unwrap();
+        let _inside = namespace.enter().unwrap();
+        let mut monitor = TamperMonitor::open().unwrap();
+        let mut kernel = Kernel::open(Family::V4, "kube-proxy").unwrap();
+        let table = kernel.table().clone();
+        // A monitor that does not know our client takes its changes for another process's.
+        monitor.add_table(&table, &Client::open().unwrap());
+        let sets = Sets::new(&table, Family::V4);
+        let load = |count: usize| {
+            let mut elements = Elements::new();
+            (0_u32..).take(count).for_each(|number| elements.push_key(Image::new().ipv4(number.into())));
+            let mut transaction = Transaction::new();
+            transaction.add(Table::new(&table));
+            transaction.add(sets.get(SetId::ClusterAddresses));
+            transaction.add_elements(sets.get(SetId::ClusterAddresses), elements);
+            transaction
+        };
+        for (count, reported) in [(PAUSE_FROM, false), (PAUSE_FROM - 1, true)] {
+            kernel.commit(&load(count), &monitor).unwrap();
+            monitor.read().unwrap();
+            assert_eq!(monitor.take(&table).is_some(), reported, "{count} elements");
+        }
+        assert!(!kernel.take_missed_notifications(), "no other process made changes");
+    }
+}

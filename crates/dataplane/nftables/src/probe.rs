@@ -161,3 +161,51 @@ fn features(family: Family) -> Vec<Feature> {
         nat("`masquerade`", "CONFIG_NFT_MASQ", Hook::Postrouting, vec![masquerade()]),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use portwarden_netlink::error::{Answer, Failure, Place};
+    use portwarden_netlink::{Errno, nftables::Verb};
+
+    /// If the last operation could succeed, the probe would leave a table behind.
+    #[test]
+    fn every_transaction_ends_with_the_deletion_of_a_chain_that_does_not_exist() {
+        for family in Family::BOTH {
+            for feature in features(family) {
+                let transaction = transaction(std::slice::from_ref(&feature), family);
+                let last = transaction.operations().last().unwrap();
+                assert_eq!(last.verb, Verb::Delete, "{}", feature.name);
+                assert!(last.to_string().ends_with("no-such-chain"), "{last}");
+            }
+        }
+    }
+
+    /// A rule can only refer to sets that the same transaction defines.
+    #[test]
+    fn the_sets_of_a_feature_are_part_of_its_transaction() {
+        for family in Family::BOTH {
+            for feature in features(family) {
+                let text = transaction(std::slice::from_ref(&feature), family).to_string();
+                for set in SetId::ALL.into_iter().filter(|set| uses(&feature.rule, set.name())) {
+                    let defined =
+                        |kind| text.contains(&format!("add {kind} {} {}", table(family), set.name()));
+                    assert!(defined("set") || defined("map"), "{}: {}", feature.name, set.name());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_refused_rule_is_a_missing_feature() {
+        let transaction = transaction(&features(Family::V4), Family::V4);
+        let failure = |index| {
+            let answer =
+                Answer { errno: Errno::ENOENT, code: Errno::ENOENT as i32, text: None, offset: None };
+            Failure { place: Place::Operation { index, element: None, description: String::new() }, answer }
+        };
+        let last = transaction.len() - 1;
+        assert!(only_the_last(&Rejected { failures: vec![failure(last)] }, &transaction));
+        assert!(!only_the_last(&Rejected { failures: vec![failure(3), failure(last)] }, &transaction));
+    }
+}

@@ -72,3 +72,74 @@ impl FamilyTable {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dataplane::Options;
+    use crate::samples;
+    use portwarden_model::{Changes, Cluster, Family};
+    use portwarden_netlink::Errno;
+    use portwarden_netlink::error::{Answer, Failure, Place, Rejected};
+    use portwarden_testkit::Namespace;
+    use portwarden_testkit::build::{endpoint, port, slice};
+
+    /// Five Services with one endpoint each; `demo/c` has more than session affinity can have.
+    fn cluster() -> Cluster {
+        let mut objects = Vec::new();
+        for (number, name) in (1..).zip(["a", "b", "c", "d", "e"]) {
+            objects.push(samples::dual_stack(name, number).affinity(600).port(port(80)).into());
+            objects.extend(samples::endpoints(name, &[number]));
+        }
+        let first = u32::from(std::net::Ipv4Addr::new(10, 200, 0, 0));
+        let endpoints = (0..17_000).map(|number| endpoint(std::net::Ipv4Addr::from(first + number)));
+        let slice = endpoints.fold(slice("c", "c-many").port(port(8080)), |slice, one| slice.endpoint(one));
+        objects.push(slice.into());
+        samples::cluster(samples::settings(), objects)
+    }
+
+    fn names(refused: &[RefusedService]) -> Vec<String> {
+        refused.iter().map(|refused| refused.service.to_string()).collect()
+    }
+
+    #[test]
+    fn groups_are_halved_until_the_refused_service_is_alone() {
+        let namespace = Namespace::new("nftables-refused").unwrap();
+        let _inside = namespace.enter().unwrap();
+        let mut monitor = TamperMonitor::open().unwrap();
+        let mut table = FamilyTable::open(Family::V4, Options::default(), &mut monitor).unwrap();
+        let (empty, cluster) = (samples::cluster(samples::settings(), Vec::new()), cluster());
+        table.sync(empty.desired(Family::V4), &Changes::everything(), &monitor).unwrap();
+        let desired = cluster.desired(Family::V4);
+        let wanted: Wanted<'_> = desired.services().map(|(name, service)| (name, Some(service))).collect();
+        let services: Vec<_> = wanted.into_iter().collect();
+        let mut report = Report::default();
+        table.write_groups(&services, &monitor, &mut report).unwrap();
+        assert_eq!(names(&report.refused), ["demo/c"]);
+        assert!(report.refused[0].reason.contains("endpoints"), "{report:?}");
+        let all = Changes {
+            services: desired.services().map(|(name, _)| name.clone()).collect(),
+            ..Changes::default()
+        };
+        let again = table.sync(desired, &all, &monitor).unwrap();
+        assert_eq!(
+            (again.written, names(&again.refused)),
+            (0, vec!["demo/c".to_owned()]),
+            "the others were written"
+        );
+    }
+
+    #[test]
+    fn a_failure_without_an_element_is_attributed_to_no_service() {
+        let namespace = Namespace::new("nftables-refused").unwrap();
+        let _inside = namespace.enter().unwrap();
+        let mut monitor = TamperMonitor::open().unwrap();
+        let table = FamilyTable::open(Family::V4, Options::default(), &mut monitor).unwrap();
+        let answer = Answer { errno: Errno::ENOMEM, code: Errno::ENOMEM as i32, text: None, offset: None };
+        let rejected = Rejected { failures: vec![Failure { place: Place::Whole, answer }] };
+        let error = WriteError::Rejected(Box::new(rejected), crate::plan::Plan::new());
+        let (mut wanted, mut refused) = (Wanted::new(), Vec::new());
+        let outcome = table.exclude(error, &mut wanted, &mut refused).unwrap();
+        assert!(matches!(outcome, Excluded::None(_)) && refused.is_empty());
+    }
+}
