@@ -108,6 +108,7 @@ fn addresses_are_added_and_removed_in_one_batch() {
         assert_eq!(front.kind.as_deref(), Some("veth"));
         assert_eq!(route.link("nonesuch").unwrap(), None);
         let (four, six) = (address("10.96.0.1"), address("fd00:10:96::1"));
+        assert!(!route.is_local(four).unwrap() && !route.is_local(six).unwrap(), "there is no route");
         let requests = [
             Request::add_address(front.index, four, 32),
             Request::add_address(front.index, six, 128),

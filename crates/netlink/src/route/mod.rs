@@ -142,8 +142,12 @@ impl Route {
 
     /// Whether packets to an address reach this host itself.
     pub fn is_local(&mut self, address: IpAddr) -> Result<bool> {
-        let found = self.read("for a route", &Request::get_route(address))?;
-        Ok(found.iter().any(|answer| matches!(answer, Answered::Route { local: true })))
+        match self.read("for a route", &Request::get_route(address)) {
+            Ok(found) => Ok(found.iter().any(|answer| matches!(answer, Answered::Route { local: true }))),
+            // There is no route at all, or not yet.
+            Err(error) if error.errno() == Some(Errno::ENETUNREACH) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Lists the addresses of all interfaces, of one family or both.
