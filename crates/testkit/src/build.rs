@@ -169,8 +169,13 @@ impl PortBuilder {
     }
 
     /// Makes it UDP.
-    pub fn udp(mut self) -> Self {
-        self.protocol = "UDP";
+    pub fn udp(self) -> Self {
+        self.protocol("UDP")
+    }
+
+    /// Sets the protocol: `TCP`, `UDP` or `SCTP`.
+    pub fn protocol(mut self, protocol: &'static str) -> Self {
+        self.protocol = protocol;
         self
     }
 

@@ -27,11 +27,11 @@ impl Limits {
         Limits { room: Arc::new(Semaphore::new(total as usize)), total, per_service }
     }
 
-    /// As many as descriptors allow after the limit is raised; one Service gets half of them at most.
+    /// As many as descriptors allow after the limit is raised; one Service gets three quarters of them at most.
     pub(crate) fn of_process() -> Self {
         raise();
         let total = connections_of(descriptors());
-        Limits::new(total, u64::from(total / 2).max(1))
+        Limits::new(total, (u64::from(total) * 3 / 4).max(1))
     }
 
     /// Waits until there is room for one more connection.

@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use portwarden_model::{
-    Changes, Cluster, Dataplane, Event, Family, Interner, Kind, PerFamily, Report, Settings, SyncError,
+    Changes, Cluster, Dataplane, Event, Interner, Kind, PerFamily, Report, Settings, SyncError,
 };
 use portwarden_testkit::Namespace;
+use portwarden_testkit::build::{PortBuilder, endpoint, port, service, slice};
 use portwarden_testkit::rig::Object;
+use portwarden_userspace::Counters;
 
 /// Long enough for anything; nothing waits for it when all is well.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -77,6 +79,42 @@ pub(crate) fn in_namespace(
     namespace.run(|| test(&namespace))
 }
 
+/// The address of the node in [`on_node`], and a cluster address that is routed there.
+pub(crate) const NODE: &str = "192.0.2.1";
+pub(crate) const CLUSTER_IP: &str = "10.96.0.10";
+
+/// Runs a test on a node with one address, endpoints at 10.244.0.10 to .12, and routes for cluster addresses.
+pub(crate) fn on_node(test: impl FnOnce(&Namespace) -> Result<()> + Send) -> Result<()> {
+    let addresses = ["192.0.2.1/24", "10.244.0.10/32", "10.244.0.11/32", "10.244.0.12/32"];
+    in_namespace(&addresses, |namespace| {
+        namespace.command("ip").args(["route", "add", "10.96.0.0/16", "dev", "lo", "src", NODE]).run()?;
+        test(namespace)
+    })
+}
+
+/// A Service at [`CLUSTER_IP`], port 80 to 8080, with these endpoints.
+pub(crate) fn web(protocol: &'static str, endpoints: &[&str]) -> Vec<Object> {
+    service_with("web", CLUSTER_IP, port(80).protocol(protocol), port(8080).protocol(protocol), endpoints)
+}
+
+/// A Service with one port.
+pub(crate) fn service_with(
+    name: &str,
+    ip: &str,
+    from: PortBuilder,
+    to: PortBuilder,
+    endpoints: &[&str],
+) -> Vec<Object> {
+    let pods = endpoints.iter().map(|ip| endpoint(ip).on("here"));
+    let slice = pods.fold(slice(name, &format!("{name}-1")).port(to), |slice, pod| slice.endpoint(pod));
+    vec![service(name).cluster_ip(ip).port(from).into(), slice.into()]
+}
+
+/// The value of a counter, over all labels.
+pub(crate) fn counted(counters: &Counters, metric: &str) -> u64 {
+    counters.read().iter().filter(|one| one.metric == metric).map(|one| one.value).sum()
+}
+
 /// An endpoint that sends its letter, then everything back, then `!` when the client has ended.
 pub(crate) fn echo(address: &str, letter: u8) -> Result<SocketAddr> {
     let listener = TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
@@ -123,9 +161,4 @@ pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> Result<bool>) ->
         thread::sleep(Duration::from_millis(5));
     }
     Ok(())
-}
-
-/// The family of an address, for reports.
-pub(crate) fn family(address: SocketAddr) -> Family {
-    Family::of(address.ip())
 }
