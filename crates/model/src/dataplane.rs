@@ -63,6 +63,8 @@ pub struct Report {
     pub refused: Vec<RefusedService>,
     /// Notifications were off during a large write, so changes by other processes may have gone unnoticed. Only a full sync finds them.
     pub missed_notifications: bool,
+    /// The dataplane removed stale flows itself. Else the engine does, which takes flows for ones that lead to endpoints.
+    pub flows_removed: bool,
     /// Present values of the mode's own metrics.
     pub gauges: Vec<Gauge>,
     /// Increments of the mode's own counters.
@@ -114,6 +116,7 @@ impl Report {
         self.written += other.written;
         self.refused.extend(other.refused);
         self.missed_notifications |= other.missed_notifications;
+        self.flows_removed |= other.flows_removed;
         self.gauges.extend(other.gauges);
         self.counts.extend(other.counts);
     }

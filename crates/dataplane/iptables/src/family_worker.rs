@@ -338,6 +338,7 @@ fn sum(first: Report, second: Report) -> Report {
         written: first.written + second.written,
         refused: [first.refused, second.refused].concat(),
         missed_notifications: first.missed_notifications || second.missed_notifications,
+        flows_removed: false,
         gauges: if second.gauges.is_empty() { first.gauges } else { second.gauges },
         counts: [first.counts, second.counts].concat(),
     }

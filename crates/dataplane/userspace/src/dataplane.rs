@@ -13,15 +13,23 @@ use nix::sys::socket::{MsgFlags, recv};
 use portwarden_model::{Changes, Dataplane, Desired, Family, Notification, PerFamily, Report, SyncError};
 use tracing::{debug, warn};
 
-use crate::core::{Counters, Limits, Shared, Workers, listening};
+use crate::core::{Counters, Drain, Limits, Shared, Workers, listening};
 use crate::error::Error;
 use crate::ports::Ports;
 use crate::redirect::nftables::{self, Nftables, Settings};
 use family::FamilyState;
 
+/// A reload drops a dataplane just before the next one writes its rules, so the sockets stay open this long in any case.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// How often a dataplane that was dropped looks whether it is still needed.
+const CHECK: Duration = Duration::from_millis(200);
+
 /// What only this mode has to know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
+    /// The families to serve.
+    pub families: Vec<Family>,
     /// The address of all sockets; `None` or unspecified means the node's.
     pub bind_address: Option<IpAddr>,
     /// The ports of all sockets; `None` means that the kernel chooses.
@@ -36,9 +44,11 @@ pub struct Options {
     pub loopback_node_ports: bool,
 }
 
-impl Default for Options {
-    fn default() -> Self {
+impl Options {
+    /// kube-proxy's defaults.
+    pub fn new(families: &[Family]) -> Self {
         Options {
+            families: families.to_vec(),
             bind_address: None,
             port_range: None,
             udp_timeout: Duration::from_millis(250),
@@ -68,7 +78,8 @@ struct Context {
 
 impl Userspace {
     /// Connects to the kernel and starts the threads that move bytes, in the network namespace of the calling thread. Nothing is redirected yet.
-    pub fn new(options: Options) -> Result<Self, Error> {
+    /// `counters` and `drain` outlive it.
+    pub fn new(options: Options, counters: Arc<Counters>, drain: &Drain) -> Result<Self, Error> {
         if let Some(address) = options.bind_address.filter(IpAddr::is_loopback) {
             return Err(Error::LoopbackBindAddress(address));
         }
@@ -77,37 +88,34 @@ impl Userspace {
         let settings = Settings { mark, loopback_node_ports: options.loopback_node_ports };
         let redirect = Nftables::open(settings).map_err(Error::Open)?;
         let limits = Limits::of_process();
-        let workers = Workers::start(&limits, options.drain).map_err(Error::Start)?;
-        let shared = Arc::new(Shared { limits, counters: Arc::default(), mark: Some(mark) });
+        let workers = Workers::start(&limits, options.drain, drain).map_err(Error::Start)?;
+        let shared = Arc::new(Shared { limits, counters, mark: Some(mark) });
         let ports = Ports::new(options.port_range.clone());
         Ok(Userspace {
             context: Context { options, shared, workers, redirect, ports },
             families: PerFamily::from_fn(FamilyState::new),
         })
     }
-
-    /// What happened to connections.
-    pub fn counters(&self) -> Arc<Counters> {
-        Arc::clone(&self.context.shared.counters)
-    }
 }
 
-/// The rules stay, so the sockets stay open until the next process has taken over or the drain time is over.
+/// The rules stay, so the sockets stay open until the next process or dataplane listens there, or there is nothing left to wait for.
 impl Drop for Userspace {
     fn drop(&mut self) {
         let Userspace { context, families } = self;
         let own = context.workers.all().len();
         for state in [&mut families.v4, &mut families.v6] {
             let addresses: Vec<SocketAddr> = state.listening().collect();
-            let changes = context.redirect.change_descriptor();
+            let changes = context.redirect.change_descriptor().map(Arc::new);
             let open = std::mem::replace(state, FamilyState::new(state.family()));
+            let limits = context.shared.limits.clone();
             context.workers.linger(open, async move {
-                let changes = changes.map(Arc::new);
-                while addresses.iter().any(|address| listening(*address) <= own) {
+                let grace = Instant::now() + GRACE;
+                let taken_over = || addresses.iter().all(|address| listening(*address) > own);
+                while !taken_over() && (Instant::now() < grace || !limits.is_idle()) {
                     match &changes {
-                        // The next process writes its rules after it has opened its sockets.
+                        // The next one writes its rules after it has opened its sockets.
                         Some(changes) => wait_for_change(Arc::clone(changes)).await,
-                        None => tokio::time::sleep(Duration::from_secs(1)).await,
+                        None => tokio::time::sleep(CHECK).await,
                     }
                 }
             });
@@ -115,12 +123,13 @@ impl Drop for Userspace {
     }
 }
 
-/// Waits until some process changes rules of nftables, for a second at most.
+/// Waits until some process changes rules of nftables, but not longer than [`CHECK`].
 async fn wait_for_change(notifications: Arc<OwnedFd>) {
     let wait = move || {
         let mut wanted = [PollFd::new(notifications.as_fd(), PollFlags::POLLIN)];
+        let limit = PollTimeout::try_from(CHECK).unwrap_or(PollTimeout::ZERO);
         // Whatever happens, the caller looks again.
-        let _ = poll(&mut wanted, PollTimeout::from(1000u16));
+        let _ = poll(&mut wanted, limit);
         let mut discarded = [0; 4096];
         while recv(notifications.as_raw_fd(), &mut discarded, MsgFlags::MSG_DONTWAIT).is_ok() {}
     };
@@ -129,7 +138,7 @@ async fn wait_for_change(notifications: Arc<OwnedFd>) {
 
 impl Dataplane for Userspace {
     fn families(&self) -> &[Family] {
-        &Family::BOTH
+        &self.context.options.families
     }
 
     fn sync(&mut self, desired: &Desired, changes: &Changes, _now: Instant) -> Result<Report, SyncError> {

@@ -32,7 +32,7 @@ mod ports;
 mod redirect;
 mod routes;
 
-pub use core::{Counters, ServiceCounters, Snapshot};
+pub use core::{Counters, Drain, ServiceCounters, Snapshot};
 pub use dataplane::{Options, Userspace, cleanup};
 pub use error::Error;
 pub use loopback::{CREATION_FAILURES, LISTENERS, LoopbackProxy};

@@ -15,7 +15,9 @@ use portwarden_model::{
 use tokio::net::TcpStream;
 use tracing::{debug, error, trace};
 
-use crate::core::{Counters, Limits, Listener, Route, Router, Shared, Sharing, Target, Workers, listen};
+use crate::core::{
+    Counters, Drain, Limits, Listener, Route, Router, Shared, Sharing, Target, Workers, listen,
+};
 
 /// kube-proxy's gauge of open listeners, without prefix.
 pub const LISTENERS: &str = "nftables_localhost_nodeport_listeners";
@@ -60,7 +62,7 @@ impl LoopbackProxy {
     /// Starts the proxy's thread, in the network namespace of the calling thread. No port is open yet.
     pub fn new() -> io::Result<Self> {
         let limits = Limits::new(CONNECTIONS, CONNECTIONS_OF_ONE_SERVICE);
-        let workers = Workers::start_some(1, &limits, DRAIN)?;
+        let workers = Workers::start_some(1, &limits, DRAIN, &Drain::default())?;
         let shared = Arc::new(Shared { limits, counters: Arc::default(), mark: None });
         Ok(LoopbackProxy {
             shared,

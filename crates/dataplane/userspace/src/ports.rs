@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(chosen, [40_000, 40_001, 40_002, 40_003].into());
         let error = ports.open(TCP, None, free).expect_err("all are taken");
         assert!(error.to_string().contains("--proxy-port-range 40000-40003"), "{error}");
-        assert_eq!(ports.open((Family::V6, Protocol::Tcp), None, free).is_ok(), true, "another family");
+        assert!(ports.open((Family::V6, Protocol::Tcp), None, free).is_ok(), "another family");
         ports.release(Family::V4, Protocol::Tcp, 40_002);
         assert_eq!(open(&mut ports, None), Some(40_002));
     }

@@ -11,9 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
-use portwarden_model::Settings;
-use portwarden_userspace::{Options, Userspace};
-use support::{CLUSTER_IP, NODE, Node, PATIENCE, ask, counted, on_node, wait_until, web};
+use support::{CLUSTER_IP, PATIENCE, ask, counted, on_node, start, wait_until, web};
 
 #[test]
 fn accepting_pauses_and_goes_on() -> Result<()> {
@@ -32,9 +30,7 @@ fn accepting_pauses_and_goes_on() -> Result<()> {
                 }
             }
         });
-        let mut settings = Settings::new("here");
-        settings.bind_address = Some(NODE.parse()?);
-        let mut node = Node::new(Userspace::new(Options::default())?, settings, &[NODE.parse()?])?;
+        let (mut node, counters) = start(|_| {})?;
         node.apply(web("TCP", &["10.244.0.10"]))?;
         let service = SocketAddr::new(CLUSTER_IP.parse()?, 80);
         ensure!(ask(service) == Some(b'a'));
@@ -52,7 +48,6 @@ fn accepting_pauses_and_goes_on() -> Result<()> {
                 Ok(TcpStream::from(client))
             })
             .collect::<Result<_>>()?;
-        let counters = node.dataplane.counters();
         wait_until("a pause", || Ok(counted(&counters, "accept_pauses_total") > 0))?;
         setrlimit(Resource::RLIMIT_NOFILE, soft, hard)?;
         wait_until("service as before", || Ok(ask(service) == Some(b'a')))?;

@@ -5,25 +5,20 @@ mod support;
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::resource::{Resource, getrlimit};
-use portwarden_model::{Dataplane, Family, Notification, Settings};
+use portwarden_model::{Dataplane, Family, Notification};
 use portwarden_testkit::Namespace;
 use portwarden_testkit::build::port;
-use portwarden_userspace::{Options, Userspace};
+use portwarden_userspace::{Drain, Options, Userspace};
 use support::{
-    CLUSTER_IP, NODE, Node, PATIENCE, ask, connect, counted, echo, letter, on_node, service_with, wait_until,
-    web,
+    CLUSTER_IP, NODE, PATIENCE, ask, connect, counted, echo, letter, on_node, service_with, start,
+    wait_until, web,
 };
-
-fn start(options: Options) -> Result<Node<Userspace>> {
-    let mut settings = Settings::new("here");
-    settings.bind_address = Some(NODE.parse()?);
-    Node::new(Userspace::new(options)?, settings, &[NODE.parse()?])
-}
 
 fn service() -> SocketAddr {
     SocketAddr::new(CLUSTER_IP.parse().expect("an address"), 80)
@@ -56,7 +51,7 @@ fn either_side_can_end_first() -> Result<()> {
             stream.read_to_end(&mut received)?;
             Ok(received)
         });
-        let mut node = start(Options::default())?;
+        let (mut node, _) = start(|_| {})?;
         node.apply(web("TCP", &["10.244.0.10"]))?;
         let mut stream = connect(service())?;
         let mut received = String::new();
@@ -81,7 +76,7 @@ fn a_reset_is_passed_on_as_a_reset() -> Result<()> {
             // Closing with unread bytes resets the connection.
             stream.peek(&mut asked).map(drop)
         });
-        let mut node = start(Options::default())?;
+        let (mut node, _) = start(|_| {})?;
         node.apply(web("TCP", &["10.244.0.10"]))?;
         let mut stream = connect(service())?;
         ensure!(letter(&mut stream) == Some(b'a'));
@@ -106,7 +101,7 @@ fn a_silent_endpoint_delays_nobody_else() -> Result<()> {
         let rules = "add table ip silence; add chain ip silence input { type filter hook input priority 0; }; \
                      add rule ip silence input ip daddr 10.244.0.12 tcp dport 8080 drop";
         namespace.command("nft").args([rules]).run()?;
-        let mut node = start(Options::default())?;
+        let (mut node, counters) = start(|_| {})?;
         node.apply(web("TCP", &["10.244.0.10", "10.244.0.12"]))?;
         node.apply(service_with("silent", "10.96.0.11", port(80), port(8080), &["10.244.0.12"]))?;
         let waiting = SocketAddr::new("10.96.0.11".parse()?, 80);
@@ -121,7 +116,6 @@ fn a_silent_endpoint_delays_nobody_else() -> Result<()> {
         ensure!(!patient.is_finished(), "four attempts take longer than that");
         let outcome = patient.join().ok().context("the client panicked")??;
         ensure!(outcome.is_none(), "reset after the last attempt");
-        let counters = node.dataplane.counters();
         ensure!(counted(&counters, "service_connections_unanswered_total") == 1);
         Ok(())
     })
@@ -147,7 +141,7 @@ fn ten_thousand_idle_connections_are_held() -> Result<()> {
                 held.push(stream);
             }
         });
-        let mut node = start(Options::default())?;
+        let (mut node, counters) = start(|_| {})?;
         node.apply(web("TCP", &["10.244.0.10"]))?;
         let many = many()?;
         let mut idle = Vec::with_capacity(many);
@@ -156,7 +150,6 @@ fn ten_thousand_idle_connections_are_held() -> Result<()> {
             ensure!(letter(&mut stream) == Some(b'a'), "connection {number}");
             idle.push(stream);
         }
-        let counters = node.dataplane.counters();
         ensure!(counted(&counters, "connections_active") == u64::try_from(many)?);
         ensure!(ask(service()) == Some(b'a'), "and one more");
         Ok(())
@@ -167,7 +160,7 @@ fn ten_thousand_idle_connections_are_held() -> Result<()> {
 fn nothing_reaches_the_sockets_but_through_the_rules() -> Result<()> {
     on_node(|namespace| {
         echo("10.244.0.10:8080", b'a')?;
-        let mut node = start(Options::default())?;
+        let (mut node, _) = start(|_| {})?;
         node.apply(web("TCP", &["10.244.0.10"]))?;
         node.apply(service_with("dns", "10.96.0.11", port(53).udp(), port(53).udp(), &["10.244.0.10"]))?;
         let sockets = sockets(namespace)?;
@@ -197,7 +190,7 @@ fn datagrams_of_every_size_come_back_from_the_address_that_was_asked() -> Result
                 let _ = server.send_to(&buffer[..length], from);
             }
         });
-        let mut node = start(Options::default())?;
+        let (mut node, counters) = start(|_| {})?;
         node.apply(web("UDP", &["10.244.0.10"]))?;
         // Not connected: the kernel would hide replies from another address.
         let client = UdpSocket::bind((NODE, 0))?;
@@ -209,7 +202,6 @@ fn datagrams_of_every_size_come_back_from_the_address_that_was_asked() -> Result
             let (length, from) = client.recv_from(&mut buffer).with_context(|| format!("{size} bytes"))?;
             ensure!(from == service() && buffer[..length] == sent, "{length} bytes from {from}");
         }
-        let counters = node.dataplane.counters();
         ensure!(counted(&counters, "connections_total") == 1, "one session");
         wait_until("the session to end when idle", || Ok(counted(&counters, "connections_active") == 0))
     })
@@ -219,20 +211,20 @@ fn datagrams_of_every_size_come_back_from_the_address_that_was_asked() -> Result
 fn ports_are_kept_over_a_restart_and_come_from_the_range() -> Result<()> {
     on_node(|namespace| {
         echo("10.244.0.10:8080", b'a')?;
-        let options = || Options { port_range: Some(40_000..=40_099), ..Options::default() };
+        let range = |options: &mut Options| options.port_range = Some(40_000..=40_099);
         let objects = || {
             let dns = port(53).udp();
             let udp = service_with("dns", "10.96.0.11", dns.clone(), dns, &["10.244.0.10"]);
             web("TCP", &["10.244.0.10"]).into_iter().chain(udp)
         };
-        let mut old = start(options())?;
+        let (mut old, _) = start(range)?;
         old.apply(objects())?;
         let before = sockets(namespace)?;
         ensure!(before.iter().all(|socket| (40_000..=40_099).contains(&socket.port())), "{before:?}");
         let mut staying = connect(service())?;
         ensure!(letter(&mut staying) == Some(b'a'));
         // A new process that starts with an empty cluster and learns the same.
-        let mut new = start(options())?;
+        let (mut new, _) = start(range)?;
         new.apply(objects())?;
         drop(old);
         ensure!(sockets(namespace)? == before);
@@ -249,7 +241,7 @@ fn ports_are_kept_over_a_restart_and_come_from_the_range() -> Result<()> {
 fn rules_that_another_process_removes_come_back() -> Result<()> {
     on_node(|namespace| {
         echo("10.244.0.10:8080", b'a')?;
-        let mut node = start(Options::default())?;
+        let (mut node, _) = start(|_| {})?;
         node.apply(web("TCP", &["10.244.0.10"]))?;
         ensure!(node.dataplane.poll(Instant::now()).is_empty(), "nobody else wrote");
         namespace.command("nft").args(["delete", "table", "ip", "portwarden-userspace"]).run()?;
@@ -267,7 +259,7 @@ fn what_cannot_be_served_is_refused_and_the_rest_works() -> Result<()> {
     on_node(|_| {
         echo("10.244.0.10:8080", b'a')?;
         // Room for the two TCP sockets only.
-        let mut node = start(Options { port_range: Some(40_000..=40_001), ..Options::default() })?;
+        let (mut node, _) = start(|options| options.port_range = Some(40_000..=40_001))?;
         node.apply(web("TCP", &["10.244.0.10"]))?;
         let udp = || port(53).udp();
         for (name, ip) in [("one", "10.96.1.1"), ("two", "10.96.1.2"), ("three", "10.96.1.3")] {
@@ -288,8 +280,8 @@ fn what_cannot_be_served_is_refused_and_the_rest_works() -> Result<()> {
 #[test]
 fn a_loopback_bind_address_is_refused() {
     for address in ["127.0.0.1", "::1"] {
-        let options = Options { bind_address: address.parse().ok(), ..Options::default() };
-        let error = Userspace::new(options).expect_err("loopback");
+        let options = Options { bind_address: address.parse().ok(), ..Options::new(&Family::BOTH) };
+        let error = Userspace::new(options, Arc::default(), &Drain::default()).expect_err("loopback");
         assert!(error.to_string().contains("--bind-address"), "{error}");
     }
 }
@@ -306,7 +298,7 @@ fn a_udp_session_that_waits_for_its_first_reply_is_not_cut() -> Result<()> {
                 let _ = server.send_to(&buffer[..length], from);
             }
         });
-        let mut node = start(Options::default())?;
+        let (mut node, _) = start(|_| {})?;
         node.apply(web("UDP", &["10.244.0.10"]))?;
         let client = UdpSocket::bind((NODE, 0))?;
         client.set_read_timeout(Some(PATIENCE))?;

@@ -179,7 +179,7 @@ impl App {
                     }
                     Signal::Terminate | Signal::Interrupt => {
                         info!(?signal, "Stopping; the rules stay in place");
-                        return self.stop().await;
+                        return self.stop(signals).await;
                     }
                 },
                 ended = &mut self.engine_ended => {
@@ -192,10 +192,15 @@ impl App {
         }
     }
 
-    async fn stop(self) -> anyhow::Result<()> {
+    async fn stop(self, signals: &mut Signals) -> anyhow::Result<()> {
         self.engine.send(Message::Stop);
         if tokio::time::timeout(LAST_SYNC, self.engine_ended).await.is_err() {
             warn!("A sync is still under way; the kernel finishes it or drops it whole");
+        }
+        let mode = self.order.config.mode;
+        tokio::select! {
+            _ = tokio::task::spawn_blocking(move || mode.entry().operations.drain()) => {}
+            signal = signals.next() => info!(?signal, "Stopping at once"),
         }
         Ok(())
     }

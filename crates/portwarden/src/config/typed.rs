@@ -104,6 +104,8 @@ pub struct Userspace {
     /// The ports to listen on; absent means any.
     pub port_range: Option<RangeInclusive<u16>>,
     pub udp_idle_timeout: Duration,
+    /// How long connections may go on after the process was asked to end.
+    pub drain_timeout: Duration,
 }
 
 /// `ipvs.excludeCIDRs`, which kube-proxy validates in mode ipvs only.
@@ -203,6 +205,14 @@ pub struct Defaulted {
     pub min_sync_period: bool,
 }
 
+/// A flag without a field in the file has its default only here.
+fn drain_timeout(flags: &Flags) -> Duration {
+    let key = options::USERSPACE_DRAIN_TIMEOUT;
+    let mut own = Values::default();
+    own.set(key, flags.values.value(key).cloned().or_else(|| key.row().default_value()));
+    own.get(key)
+}
+
 impl Config {
     /// The shortest time between two writes that the operator insists on; without one, it adapts to the load.
     pub fn fixed_min_sync_period(&self) -> Option<Duration> {
@@ -233,6 +243,7 @@ impl Config {
             userspace: options::PORT_RANGE.row().scope.includes(mode).then(|| Userspace {
                 port_range: document.get(options::PORT_RANGE).0,
                 udp_idle_timeout: document.get(options::UDP_IDLE_TIMEOUT).0,
+                drain_timeout: drain_timeout(flags),
             }),
             detect_local: detect_local(&document),
             cluster_cidrs: document.get(options::CLUSTER_CIDR).all_or_none(),

@@ -475,7 +475,8 @@ impl Engine {
         self.outputs.loopback_ports(desired, &done.changes);
         // Before a full sync rules may have been missing, so that flows went through as they were.
         let full = done.changes.full || done.report.full;
-        if full || done.changes.udp || !done.changes.gone.is_empty() {
+        let concerned = full || done.changes.udp || !done.changes.gone.is_empty();
+        if concerned && !done.report.flows_removed {
             self.cleanup.request(family, full, done.changes.gone, now.instant);
         }
     }

@@ -69,6 +69,7 @@ const OWN: &[(&str, &str, &str, &str)] = &[
     ("proxy-port-range", "", "1-2", "1-2"),
     ("sysctl-hard-fail", "false", "true", "true"),
     ("udp-timeout", "250ms", "1s", "1s"),
+    ("userspace-drain-timeout", "30s", "1s", "1s"),
 ];
 
 fn run(program: Program, arguments: &[&str]) -> Flags {

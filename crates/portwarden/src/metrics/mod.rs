@@ -4,6 +4,7 @@
 //! alerts; `tests/metrics.rs` compares them with a recording of kube-proxy.
 
 mod changes;
+mod connections;
 mod health;
 mod loopback;
 mod own;
@@ -19,6 +20,7 @@ use prometheus::core::Collector;
 use prometheus::{Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
 
 pub use changes::ChangeMetrics;
+pub use connections::ReadConnections;
 pub use health::HealthMetrics;
 pub use loopback::{LoopbackMetrics, ReadRejected};
 pub use own::OwnMetrics;
@@ -92,6 +94,14 @@ impl Metrics {
             enabled.with_label_values(&[name, stage]).set(f64::from(u8::from(on)));
         }
         Ok(())
+    }
+
+    /// Publishes what a proxy counts about connections, read at each scrape.
+    pub fn connections(&self, read: ReadConnections) -> Result<(), MetricError> {
+        let collector = connections::ConnectionCollector::new(read);
+        let collector =
+            collector.map_err(|source| MetricError { name: connections::PREFIX.into(), source })?;
+        Part(&self.registry).add(connections::PREFIX, collector)
     }
 
     /// All metrics in the text format of Prometheus.

@@ -130,6 +130,9 @@ pub(crate) trait Operations: Sync {
         false
     }
 
+    /// Waits for what should not end with the engine, such as connections that a proxy carries. Called when the process is about to end; blocks.
+    fn drain(&self) {}
+
     /// What the mode, ours or kube-proxy's, may have left in the kernel. `kept` is the mode that is in force.
     fn leftovers(&self, kept: Option<Mode>, config: &Config) -> Vec<Leftover>;
 }

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -14,7 +15,7 @@ use portwarden_netlink::conntrack::{self, Conntrack};
 use portwarden_nftables::{Nftables, Options as NftablesOptions};
 use portwarden_testkit::oracle::Mode;
 use portwarden_testkit::rig::{Candidate, Options};
-use portwarden_userspace::{Options as UserspaceOptions, Userspace};
+use portwarden_userspace::{Drain, Options as UserspaceOptions, Userspace};
 use portwarden_xtables::{Programs, Variant};
 
 /// All of them.
@@ -104,8 +105,9 @@ fn start_userspace(options: &Options) -> Result<Vec<Box<dyn Dataplane>>> {
     // Steps of scenarios take longer than kube-proxy's idle limit of 250 ms, and other modes remember a flow for 30 s at least.
     let (udp_timeout, drain) = (Duration::from_secs(30), Duration::from_secs(10));
     let loopback_node_ports = options.localhost_node_ports;
-    let own = UserspaceOptions { udp_timeout, drain, loopback_node_ports, ..UserspaceOptions::default() };
-    Ok(vec![Box::new(Userspace::new(own)?)])
+    let own =
+        UserspaceOptions { udp_timeout, drain, loopback_node_ports, ..UserspaceOptions::new(&Family::BOTH) };
+    Ok(vec![Box::new(Userspace::new(own, Arc::default(), &Drain::default())?)])
 }
 
 /// Only on a kernel with IPVS: `scripts/uml`.

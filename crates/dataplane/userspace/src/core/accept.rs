@@ -191,6 +191,7 @@ async fn serve(
         counters.over_limit.increment();
         return reset(&stream);
     }
+    let _served = shared.limits.serve();
     let _open = Open::new(counters, &target.counters);
     let Some((endpoint, address)) = dial(&target, pool, client, shared.mark, counters).await else {
         debug!(service = %target.name, client = %peer, "No endpoint answers");

@@ -85,6 +85,11 @@ impl Counters {
         self.services().remove(name);
     }
 
+    /// Connections and UDP sessions that are open now.
+    pub fn active(&self) -> u64 {
+        self.active.get()
+    }
+
     /// All values, those of one metric next to each other.
     pub fn read(&self) -> Vec<Snapshot> {
         let mut all = Vec::new();

@@ -6,6 +6,8 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::debug;
 
+use super::counters::Number;
+
 /// What kube-proxy's userspace mode asked for, and what it refused to start without.
 const WANTED_DESCRIPTORS: u64 = 64_000;
 
@@ -18,13 +20,15 @@ pub(crate) struct Limits {
     room: Arc<Semaphore>,
     total: u32,
     per_service: u64,
+    /// Connections and sessions that are served now; permits are also held by those that are about to accept one.
+    open: Arc<Number>,
 }
 
 impl Limits {
     /// At most `total` connections, where the process may open enough descriptors, and `per_service` of one Service.
     pub(crate) fn new(total: u32, per_service: u64) -> Self {
         let total = total.min(connections_of(descriptors())).max(1);
-        Limits { room: Arc::new(Semaphore::new(total as usize)), total, per_service }
+        Limits { room: Arc::new(Semaphore::new(total as usize)), total, per_service, open: Arc::default() }
     }
 
     /// As many as descriptors allow after the limit is raised; one Service gets three quarters of them at most.
@@ -44,6 +48,16 @@ impl Limits {
         Arc::clone(&self.room).try_acquire_owned().ok()
     }
 
+    /// Counts a connection or session for as long as it is served.
+    pub(crate) fn serve(&self) -> Served {
+        self.open.increment();
+        Served(Arc::clone(&self.open))
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.open.get() == 0
+    }
+
     /// Waits until no connection is left.
     pub(crate) async fn empty(&self) {
         // Only fails when the semaphore is closed, which never happens.
@@ -52,6 +66,16 @@ impl Limits {
 
     pub(crate) fn per_service(&self) -> u64 {
         self.per_service
+    }
+}
+
+/// A connection or session that is served.
+#[derive(Debug)]
+pub(crate) struct Served(Arc<Number>);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.0.decrement();
     }
 }
 

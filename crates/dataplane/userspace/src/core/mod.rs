@@ -5,6 +5,7 @@ mod balancer;
 mod counters;
 mod datagrams;
 mod dial;
+mod drain;
 mod limits;
 mod pipe;
 mod relay;
@@ -15,6 +16,7 @@ mod workers;
 
 pub(crate) use accept::{Listener, Route, Router, Shared, Target};
 pub use counters::{Counters, ServiceCounters, Snapshot};
+pub use drain::Drain;
 pub(crate) use limits::Limits;
 pub(crate) use socket::{Sharing, bind_udp, listen};
 pub(crate) use successor::listening;

@@ -224,6 +224,7 @@ async fn carry_replies(
     _room: OwnedSemaphorePermit,
 ) {
     let counters = &*port.shared.counters;
+    let _served = port.shared.limits.serve();
     let _open = Open::new(counters, &port.route.target.counters);
     let mut idle_limit = port.route.timeout.max(FIRST_REPLY);
     loop {

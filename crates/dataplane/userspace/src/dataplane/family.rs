@@ -148,7 +148,7 @@ impl FamilyState {
         let Written { objects, full, missed_notifications } = written;
         self.accept(context, states, full);
         self.forget_flows(desired, changes);
-        Ok(Report { full, written: objects, missed_notifications, ..report })
+        Ok(Report { full, written: objects, missed_notifications, flows_removed: true, ..report })
     }
 
     /// Takes over what the rules lead to now.

@@ -4,17 +4,18 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use portwarden_model::{
-    Changes, Cluster, Dataplane, Event, Interner, Kind, PerFamily, Report, Settings, SyncError,
+    Changes, Cluster, Dataplane, Event, Family, Interner, Kind, PerFamily, Report, Settings, SyncError,
 };
 use portwarden_testkit::Namespace;
 use portwarden_testkit::build::{PortBuilder, endpoint, port, service, slice};
 use portwarden_testkit::rig::Object;
-use portwarden_userspace::Counters;
+use portwarden_userspace::{Counters, Drain, Options, Userspace};
 
 /// Long enough for anything; nothing waits for it when all is well.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -108,6 +109,17 @@ pub(crate) fn service_with(
     let pods = endpoints.iter().map(|ip| endpoint(ip).on("here"));
     let slice = pods.fold(slice(name, &format!("{name}-1")).port(to), |slice, pod| slice.endpoint(pod));
     vec![service(name).cluster_ip(ip).port(from).into(), slice.into()]
+}
+
+/// A dataplane for [`on_node`], with its counters.
+pub(crate) fn start(change: impl FnOnce(&mut Options)) -> Result<(Node<Userspace>, Arc<Counters>)> {
+    let mut settings = Settings::new("here");
+    settings.bind_address = Some(NODE.parse()?);
+    let mut options = Options::new(&Family::BOTH);
+    change(&mut options);
+    let counters = Arc::<Counters>::default();
+    let dataplane = Userspace::new(options, Arc::clone(&counters), &Drain::default())?;
+    Ok((Node::new(dataplane, settings, &[NODE.parse()?])?, counters))
 }
 
 /// The value of a counter, over all labels.

@@ -291,6 +291,9 @@ options! {
         scope: Scope::Only(Mode::Userspace), out_of_scope: OutOfScope::Unknown, path: "UDPIdleTimeout",
         reload: RESTART_DATAPLANE,
         flag: "udp-timeout", group: Group::Userspace, own: true, help: "When idle UDP sessions are closed." },
+    USERSPACE_DRAIN_TIMEOUT: Duration = { kind: Kind::Duration, default: "30s", flag: "userspace-drain-timeout",
+        group: Group::Userspace, beside_file: true, own: true,
+        help: "How long established connections may go on after the process was asked to end." },
     WINDOWS_RUN_AS_SERVICE: bool = { kind: Kind::Switch, field: "windowsRunAsService", scope: Scope::Never,
         hidden_if_zero: true },
 }
