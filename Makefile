@@ -13,7 +13,7 @@ help:
 	@echo "make test    the whole test suite (needs root)"
 	@echo "make bench   benchmarks with their baselines; BENCH=quick for a short run (needs root)"
 	@echo "make soak    random events, faults and restarts under traffic for DURATION=$(DURATION) (needs root)"
-	@echo "make other-kernel    kernel tests on Debian's kernel in a virtual machine: an older one, with IPVS (needs root)"
+	@echo "make other-kernel    kernel tests on Debian's kernel in a virtual machine: an older one (needs root)"
 	@echo "make test-uml    the part of make test that needs IPVS or SCTP, in user-mode Linux (needs root)"
 	@echo "make lint    format, clippy, licences"
 	@echo "make fmt     format the code"

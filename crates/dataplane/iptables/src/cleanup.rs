@@ -4,7 +4,7 @@ use portwarden_model::Family;
 use portwarden_xtables::{Culprit, Error, Programs, RestoreError, Table, Transaction, Variant};
 
 use crate::error::CleanupError;
-use crate::jumps::JUMPS;
+use crate::jumps::{JUMPS, Jump};
 use crate::names::{
     CANARY, EXTERNAL_SERVICES, FORWARD, MARK_MASQ, NODE_PORTS, POSTROUTING, PROXY_FIREWALL, SERVICES,
     is_service_chain,
@@ -24,17 +24,29 @@ pub fn cleanup(family: Family, variant: Variant) -> Result<(), CleanupError> {
 
 /// The same with programs of the caller's choice.
 pub fn cleanup_with(programs: &Programs) -> Result<(), CleanupError> {
+    cleanup_beside(programs, |_, _, _| false, |_, _| false)
+}
+
+/// The same beside another mode that has chains of the same names. Its jumps (table, built-in chain, arguments) and chains (table, name) stay.
+pub fn cleanup_beside(
+    programs: &Programs,
+    keeps_jump: impl Fn(Table, &str, &[&str]) -> bool,
+    keeps_chain: impl Fn(Table, &str) -> bool,
+) -> Result<(), CleanupError> {
     if let Err(error) = programs.check() {
         // No program or no table: there cannot be rules.
         return if means_unused(&error) { Ok(()) } else { Err(CleanupError(vec![error])) };
     }
     let mut errors = Vec::new();
-    for jump in JUMPS.iter().filter(|jump| !jump.is_shared()) {
+    let leaves = |jump: &&Jump| !jump.is_shared() && !keeps_jump(jump.table, jump.from, &jump.arguments());
+    for jump in JUMPS.iter().filter(leaves) {
         errors.extend(programs.delete_rule(jump.table, jump.from, &jump.arguments()).err());
     }
-    let is_ours = |name: &str| NAT_CHAINS.contains(&name) || is_service_chain(name);
-    delete_chains(programs, Table::Nat, is_ours, &mut errors);
-    delete_chains(programs, Table::Filter, |name| FILTER_CHAINS.contains(&name), &mut errors);
+    let in_nat =
+        |name: &str| (NAT_CHAINS.contains(&name) || is_service_chain(name)) && !keeps_chain(Table::Nat, name);
+    delete_chains(programs, Table::Nat, in_nat, &mut errors);
+    let in_filter = |name: &str| FILTER_CHAINS.contains(&name) && !keeps_chain(Table::Filter, name);
+    delete_chains(programs, Table::Filter, in_filter, &mut errors);
     if let Err(error) = programs.delete_chain(Table::Mangle, CANARY) {
         tracing::debug!(%error, "no canary chain to remove");
     }

@@ -28,7 +28,7 @@ mod ruleset;
 mod sysctl;
 mod tampering;
 
-pub use cleanup::{cleanup, cleanup_with};
+pub use cleanup::{cleanup, cleanup_beside, cleanup_with};
 pub use counters::{PACKET_COUNTERS, PacketCounter};
 pub use dataplane::IptablesDataplane;
 pub use dry_run::DryRun;

@@ -5,10 +5,11 @@ use std::collections::HashSet;
 use ipnet::IpNet;
 use portwarden_model::Family;
 use portwarden_netlink::ipset::{Entry, Sets};
-use portwarden_netlink::ipvs::{Ipvs, ServerKey};
+use portwarden_netlink::ipvs::{Change, Ipvs, RealServer, ServerKey};
 use portwarden_netlink::route::Route;
-use portwarden_xtables::{Programs, RestoreError, SavedTable, Table, Transaction};
+use portwarden_xtables::{Programs, RestoreError, SavedTable, Section, Table, Transaction};
 
+use crate::drain::is_idle;
 use crate::error::Error;
 use crate::kernel::counts_as_node_address;
 use crate::names::{DEVICE, SetId};
@@ -50,15 +51,36 @@ fn is_only_ours(table: Table, chain: &str, comment: &str) -> bool {
     !SHARED.contains(&chain) || (table == Table::Filter && comment == "kube-proxy firewall rules")
 }
 
+/// Whether there is a chain that only ipvs mode has.
+pub fn has_chains(programs: &Programs, family: Family) -> Result<bool, Error> {
+    for table in [Table::Nat, Table::Filter] {
+        let saved = programs.save(table, |_| false).map_err(|source| Error::Rules { family, source })?;
+        if CHAINS.iter().any(|(of, chain)| *of == table && !SHARED.contains(chain) && saved.has_chain(chain))
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Empties the chains that only ipvs mode has, so that none of them leads to a chain of iptables mode any more.
+pub fn empty_chains(programs: &Programs, family: Family) -> Result<(), Error> {
+    change_chains(programs, family, |section, chain| section.make_chain(chain))
+}
+
 /// Removes the chains that only ipvs mode has. Comes after those of iptables mode are removed: some of them lead here.
 pub fn remove_chains(programs: &Programs, family: Family) -> Result<(), Error> {
+    change_chains(programs, family, |section, chain| section.delete_chain(chain))
+}
+
+fn change_chains(programs: &Programs, family: Family, change: fn(&mut Section, &str)) -> Result<(), Error> {
     let failed = |source| Error::Rules { family, source };
     for table in [Table::Nat, Table::Filter] {
         let saved: SavedTable = programs.save(table, |_| false).map_err(failed)?;
         let ours = CHAINS.iter().filter(|(of, chain)| *of == table && !SHARED.contains(chain));
         for (_, chain) in ours.filter(|(_, chain)| saved.has_chain(chain)) {
             let mut transaction = Transaction::new();
-            transaction.section(table).delete_chain(chain);
+            change(transaction.section(table), chain);
             match programs.restore(&transaction) {
                 Ok(()) => {}
                 Err(RestoreError::Other(source)) => return Err(failed(source)),
@@ -70,7 +92,7 @@ pub fn remove_chains(programs: &Programs, family: Family) -> Result<(), Error> {
 }
 
 /// Whether a set has one of our names, in either family.
-pub fn is_our_set(name: &str) -> bool {
+fn is_our_set(name: &str) -> bool {
     Family::BOTH.iter().any(|family| SetId::ALL.iter().any(|set| set.name(*family) == name))
 }
 
@@ -84,36 +106,73 @@ pub fn remove_sets() -> Result<(), Vec<portwarden_netlink::Error>> {
     if failures.is_empty() { Ok(()) } else { Err(failures) }
 }
 
-/// Removes our virtual servers, of both families, and then the device. Servers in `excluded` ranges and those of other programs stay.
-///
-/// Without the device nothing is removed: ipvs mode has not been in use here. The kernel's IPVS is asked only if it is in use, for asking loads
-/// the module.
-pub fn remove_device(excluded: &[IpNet], ipvs_in_use: bool) -> Result<(), Vec<portwarden_netlink::Error>> {
-    let mut route = Route::open().map_err(|error| vec![error])?;
-    let device = route.link(DEVICE).map_err(|error| vec![error])?;
-    tracing::debug!(found = device.is_some(), "Looked for {DEVICE}");
-    let Some(device) = device else { return Ok(()) };
-    if ipvs_in_use {
-        let ownership = read_ownership(&mut route, device.index).map_err(|error| vec![error])?;
-        // First, and a failure ends it: without the device's addresses they could not be identified again.
-        remove_servers(&ownership, excluded)?;
-    }
-    route.delete_link(DEVICE).map(drop).map_err(|error| vec![error])
+/// Our virtual servers, of both families, that are to go. They are identified once, by the device and the sets that are there at first.
+#[derive(Debug)]
+pub struct Leftovers {
+    ownership: Ownership,
+    excluded: Vec<IpNet>,
 }
 
-fn remove_servers(ownership: &Ownership, excluded: &[IpNet]) -> Result<(), Vec<portwarden_netlink::Error>> {
-    let Some(mut ipvs) = Ipvs::open().map_err(|error| vec![error])? else { return Ok(()) };
-    let servers = ipvs.servers().map_err(|error| vec![error])?;
-    let keys = servers.into_iter().map(|server| server.key).collect();
-    let (removing, staying) = split(keys, ownership, excluded);
-    tracing::debug!(
-        removing = removing.len(),
-        staying = staying.len(),
-        "Looked for virtual servers of ipvs mode"
-    );
-    let failures: Vec<_> = removing.iter().filter_map(|key| ipvs.delete(key).err()).collect();
-    if failures.is_empty() { Ok(()) } else { Err(failures) }
+impl Leftovers {
+    /// Looks for the device of ipvs mode; `None` if this mode has not been in use. Virtual servers in `excluded` ranges stay.
+    pub fn find(excluded: &[IpNet]) -> Result<Option<Self>, portwarden_netlink::Error> {
+        let mut route = Route::open()?;
+        let device = route.link(DEVICE)?;
+        tracing::debug!(found = device.is_some(), "Looked for {DEVICE}");
+        let Some(device) = device else { return Ok(None) };
+        let ownership = read_ownership(&mut route, device.index)?;
+        Ok(Some(Leftovers { ownership, excluded: excluded.to_vec() }))
+    }
+
+    /// Removes the virtual servers at once, with their connections.
+    pub fn remove_servers(&self) -> Result<(), Vec<portwarden_netlink::Error>> {
+        let Some(mut ipvs) = Ipvs::open().map_err(|error| vec![error])? else { return Ok(()) };
+        let keys = self.servers(&mut ipvs).map_err(|error| vec![error])?;
+        let failures: Vec<_> = keys.iter().filter_map(|key| ipvs.delete(key).err()).collect();
+        if failures.is_empty() { Ok(()) } else { Err(failures) }
+    }
+
+    /// Removes the virtual servers that have no TCP connections, and lets no new connections to the others. Returns how many are left: call it
+    /// again later.
+    pub fn drain_servers(&self) -> Result<usize, portwarden_netlink::Error> {
+        let Some(mut ipvs) = Ipvs::open()? else { return Ok(0) };
+        let mut left = 0;
+        for key in self.servers(&mut ipvs)? {
+            let reals = ipvs.real_servers(&key)?;
+            if key.protocol != TCP || reals.iter().all(is_idle) {
+                ipvs.delete(&key)?;
+                continue;
+            }
+            left += 1;
+            let new_connections = reals.iter().filter(|real| real.weight > 0);
+            let stop: Vec<Change> = new_connections
+                .map(|real| Change::EditReal(key, RealServer { weight: 0, ..*real }))
+                .collect();
+            // One that went meanwhile needs no weight.
+            ipvs.apply(&stop)?;
+        }
+        Ok(left)
+    }
+
+    /// Removes the device with all its addresses. Comes after the virtual servers, which it identifies.
+    pub fn remove_device(&self) -> Result<(), portwarden_netlink::Error> {
+        Route::open()?.delete_link(DEVICE).map(drop)
+    }
+
+    fn servers(&self, ipvs: &mut Ipvs) -> Result<Vec<ServerKey>, portwarden_netlink::Error> {
+        let keys = ipvs.servers()?.into_iter().map(|server| server.key).collect();
+        let (removing, staying) = split(keys, &self.ownership, &self.excluded);
+        tracing::debug!(
+            removing = removing.len(),
+            staying = staying.len(),
+            "Looked for virtual servers of ipvs mode"
+        );
+        Ok(removing)
+    }
 }
+
+/// The number of TCP; only its connections are waited for.
+const TCP: u16 = 6;
 
 /// Which virtual servers go, and which stay.
 fn split(

@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use portwarden_model::{
-    Changes, Dataplane, Desired, Family, NamespacedName, Notification, PerFamily, RefusedService, Report,
-    SyncError,
+    Changes, Count, Dataplane, Desired, Family, NamespacedName, Notification, PerFamily, RefusedService,
+    Report, SyncError,
 };
 use portwarden_netlink::ipset::{Entry, Operation, Sets};
 use portwarden_netlink::route::RouteMonitor;
@@ -112,8 +112,15 @@ impl Ipvs {
             report,
         };
         step.add_entries()?;
-        step.write_rules(desired, full)?;
-        step.write_servers()?;
+        // Rules come before virtual servers, so that no connection misses its masquerading. Where rules of iptables mode still work, virtual
+        // servers come first: these rules rewrite packets before a virtual server sees them, and without them it must be there.
+        if full && step.state.rules.iptables_mode_is_in_force()? {
+            step.write_servers()?;
+            step.write_rules(desired, full)?;
+        } else {
+            step.write_rules(desired, full)?;
+            step.write_servers()?;
+        }
         step.delete_entries()
     }
 }
@@ -129,6 +136,9 @@ impl Dataplane for Ipvs {
             Ok(()) => Ok(report),
             Err(error) => {
                 report.full = false;
+                if matches!(error, Error::Rules { .. }) {
+                    report.counts.push(Count::one("sync_proxy_rules_iptables_restore_failures_total"));
+                }
                 Err(SyncError { report, ..SyncError::from(error) })
             }
         }

@@ -21,10 +21,10 @@ mod static_rules;
 mod virtual_servers;
 pub mod wanted;
 
-pub use cleanup::{CHAINS, is_our_set, remove_chains, remove_device, remove_jumps, remove_sets};
+pub use cleanup::{CHAINS, Leftovers, empty_chains, has_chains, remove_chains, remove_jumps, remove_sets};
 pub use dataplane::Ipvs;
 pub use error::Error;
 pub use names::{DEVICE, SetId};
 pub use options::Options;
 pub use rules::{Chain, JUMPS, Jump, RuleInput, SourceDrop, render};
-pub use settings::{Sysctl, apply_sysctls, check_kernel, set_timeouts, wanted_sysctls};
+pub use settings::{Sysctl, apply_sysctls, check_kernel, load_module, set_timeouts, wanted_sysctls};

@@ -58,6 +58,12 @@ pub fn apply_sysctls(proc: &Path, strict_arp: bool) -> Result<(), Error> {
     Ok(())
 }
 
+/// Makes the kernel load IPVS, where it is a module.
+pub fn load_module() -> Result<(), Error> {
+    let failed = |source| Error::Kernel { action: "opening netlink", family: Family::V4, source };
+    Ipvs::open().map_err(failed)?.ok_or(Error::NoIpvs).map(drop)
+}
+
 /// Sets the timeouts of connections; those that are 0 stay.
 pub fn set_timeouts(timeouts: Timeouts) -> Result<(), Error> {
     if timeouts == Timeouts::default() {
@@ -69,14 +75,13 @@ pub fn set_timeouts(timeouts: Timeouts) -> Result<(), Error> {
     ipvs.set_timeouts(timeouts).map_err(failed)
 }
 
-/// Checks that the kernel has what this mode needs: IPVS, the scheduler, every type of set, the device.
+/// Checks that the kernel has what this mode needs: IPVS, the scheduler, every type of set. The first sync creates the device.
 pub fn check_kernel(families: &[Family], scheduler: &str) -> Result<(), Error> {
     let mut kernel = Kernel::open()?;
     check_scheduler(&mut kernel.ipvs, scheduler)?;
     for family in families {
         check_sets(&mut kernel.sets, *family)?;
     }
-    kernel.ensure_device()?;
     Ok(())
 }
 

@@ -23,6 +23,16 @@ impl StaticRules {
         StaticRules { family, mark, programs, installed: None }
     }
 
+    /// Whether rules of iptables mode lead connections to endpoints. Only asked before the first write: later they are ours.
+    pub(crate) fn iptables_mode_is_in_force(&self) -> Result<bool, Error> {
+        if self.installed.is_some() {
+            return Ok(false);
+        }
+        let nat = self.save(Table::Nat)?;
+        let leads = |rule: &str| rule.contains(" -j KUBE-SVC-") || rule.contains(" -j KUBE-NODEPORTS");
+        Ok(nat.rules(crate::rules::SERVICES).lines().any(leads))
+    }
+
     /// Brings the rules to `input`. Compares them with the kernel if `compare` says so or nothing is known. Returns how many lines were
     /// written.
     pub(crate) fn write(&mut self, input: RuleInput, compare: bool) -> Result<usize, Error> {

@@ -95,6 +95,8 @@ pub struct Ipvs {
     pub tcp_timeout: Duration,
     pub tcp_fin_timeout: Duration,
     pub udp_timeout: Duration,
+    /// After this time a real server that leaves is removed with its connections; zero waits for them.
+    pub drain_limit: Duration,
 }
 
 /// What only mode userspace needs.
@@ -327,6 +329,7 @@ fn ipvs(document: &Values) -> Ipvs {
         tcp_timeout: document.get(options::IPVS_TCP_TIMEOUT),
         tcp_fin_timeout: document.get(options::IPVS_TCP_FIN_TIMEOUT),
         udp_timeout: document.get(options::IPVS_UDP_TIMEOUT),
+        drain_limit: document.get(options::IPVS_DRAIN_LIMIT),
     }
 }
 

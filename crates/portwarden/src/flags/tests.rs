@@ -67,6 +67,7 @@ const KUBE_PROXY: &[(&str, &str, &str, &str)] = &[
 const OWN: &[(&str, &str, &str, &str)] = &[
     ("manifests", "", "/m", "/m"),
     ("proxy-port-range", "", "1-2", "1-2"),
+    ("ipvs-drain-limit", "0s", "5m", "5m0s"),
     ("sysctl-hard-fail", "false", "true", "true"),
     ("udp-timeout", "250ms", "1s", "1s"),
     ("userspace-drain-timeout", "30s", "1s", "1s"),

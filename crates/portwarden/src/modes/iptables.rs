@@ -90,7 +90,13 @@ impl Operations for IptablesMode {
         let variants = |family| variants_with_leftovers(kept == Some(Mode::Iptables), family);
         let rules = |family: Family, variant: Variant| {
             Leftover::new(Phase::Rules, format!("iptables rules for {family} ({variant:?})"), move || {
-                portwarden_iptables::cleanup(family, variant)?;
+                // Both modes share names of chains and some jumps; only in the variant in force they are needed.
+                let others = variants_with_leftovers(true, family);
+                if kept == Some(Mode::Ipvs) && !others.contains(&variant) {
+                    super::ipvs::clean_up_iptables(&Programs::new(family, variant))?;
+                } else {
+                    portwarden_iptables::cleanup(family, variant)?;
+                }
                 debug!(ipFamily = %family, ?variant, "Looked for iptables leftovers");
                 Ok(())
             })

@@ -5,7 +5,7 @@ use anyhow::Context;
 use super::Mode;
 use crate::config::Config;
 
-/// The order of removal: rules go before the sets that they refer to, and those before what identifies a mode.
+/// The order of removal: rules go before the sets that they refer to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Phase {
     /// Jumps into a mode's chains, and rules in chains that lead to those of other modes.
@@ -14,9 +14,7 @@ pub(super) enum Phase {
     Rules,
     /// Chains that were emptied before and to which those of other modes led.
     EmptyChains,
-    /// Sets that rules referred to.
-    Sets,
-    /// Devices and virtual servers.
+    /// Virtual servers, devices, and sets that rules referred to.
     Devices,
 }
 

@@ -6,7 +6,6 @@
 mod ebpf;
 mod iptables;
 mod ipvs;
-mod ipvs_leftovers;
 mod leftovers;
 mod nftables;
 mod userspace;

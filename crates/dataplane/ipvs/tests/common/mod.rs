@@ -31,7 +31,7 @@ pub struct Node {
 pub fn settings() -> Settings {
     Settings {
         detect_local: DetectLocal::ClusterCidr(
-            ["10.244.0.0/16", "fd00:10:244::/56"].map(|net| net.parse().unwrap()).into(),
+            ["10.244.0.0/16", "fd00:10:244::/56"].map(|net| net.parse().expect("a range")).into(),
         ),
         ..Settings::new("node-a")
     }
@@ -63,7 +63,7 @@ impl Node {
         let lock = tempfile::tempdir()?;
         let dataplane = start(&namespace, &options, &lock)?;
         let mut cluster = Cluster::new(settings);
-        let ips: Vec<IpAddr> = NODE_IPS.iter().map(|ip| ip.parse().unwrap()).collect();
+        let ips: Vec<IpAddr> = NODE_IPS.iter().map(|ip| ip.parse().expect("an address")).collect();
         cluster.apply(Event::HostAddresses(ips.clone().into()));
         let mut node = Node { namespace, cluster, dataplane, options, names: Interner::default(), lock };
         node.apply(ips.iter().fold(self::node("node-a"), |node, ip| node.ip(ip)));

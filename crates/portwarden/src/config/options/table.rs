@@ -172,7 +172,8 @@ options! {
 
     IPVS_SYNC_PERIOD: Positive = { kind: Kind::Duration, field: "ipvs.syncPeriod", default: "30s",
         scope: Scope::Periods(Section::Ipvs), out_of_scope: OutOfScope::Zero, path: "SyncPeriod",
-        check: Some(validate::periods), reload: LIVE_PERIOD,
+        check: Some(validate::periods),
+        reload: &[Live(Part::Pacing), Live(Part::HealthServer), Restart(Part::Dataplane)],
         flag: "ipvs-sync-period", group: Group::Ipvs, help: "How often everything is checked and written again." },
     IPVS_MIN_SYNC_PERIOD: Duration = { kind: Kind::Duration, field: "ipvs.minSyncPeriod",
         scope: Scope::Periods(Section::Ipvs), out_of_scope: OutOfScope::Zero, path: "MinSyncPeriod", reload: LIVE_MIN_PERIOD,
@@ -201,6 +202,11 @@ options! {
         path: "KubeProxyIPVSConfiguration.UDPTimeout", reload: RESTART_DATAPLANE,
         flag: "ipvs-udp-timeout", group: Group::Ipvs,
         help: "When idle UDP sessions are dropped; 0 leaves the kernel's value." },
+    IPVS_DRAIN_LIMIT: Duration = { kind: Kind::Duration, field: "ipvs.drainLimit", scope: Scope::Only(Mode::Ipvs),
+        hidden_if_zero: true, reload: RESTART_DATAPLANE,
+        flag: "ipvs-drain-limit", group: Group::Ipvs, own: true,
+        help: "When an endpoint that left is cut off although it still has TCP connections; 0 waits for them, as \
+               kube-proxy does." },
 
     NFTABLES_MASQUERADE_BIT: Within<0, 31> = { kind: Kind::Int, field: "nftables.masqueradeBit", default: "14",
         zero_counts: true, scope: Scope::Masquerade(Section::Nftables), path: "KubeProxyNFTablesConfiguration.MasqueradeBit",
