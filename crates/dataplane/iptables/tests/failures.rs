@@ -156,6 +156,47 @@ fn a_restore_that_hangs_keeps_only_its_own_family_waiting() {
     assert_same(&tables.rules(Family::V4), &fresh.rules(Family::V4), "IPv4 afterwards");
 }
 
+/// They share the lock of the legacy variant, and the generation of the ruleset of the other.
+#[test]
+fn both_families_can_be_written_at_the_same_time() {
+    for variant in VARIANTS {
+        let mut cluster = recorded_cluster();
+        for number in 0..40 {
+            for event in numbered_service(number, 20) {
+                cluster.apply(event);
+            }
+        }
+        cluster.resolve();
+        let tables = Tables::new("at-once", variant);
+        let options = Options { sync_wait: Duration::ZERO, ..Options::default() };
+        let inside = tables.namespace.enter().unwrap();
+        let programs = Family::BOTH.map(|family| tables.programs(family)).into();
+        let mut dataplane = IptablesDataplane::with_programs(programs, &options).unwrap();
+        for family in Family::BOTH {
+            let desired = cluster.desired(family);
+            let error = dataplane.sync(desired, &Changes::everything(), Instant::now()).unwrap_err();
+            assert_eq!(error.retry, Retry::OnNotification, "{error}");
+        }
+        let until = Instant::now() + Duration::from_secs(60);
+        let mut ready = Vec::new();
+        while ready.len() < 2 {
+            assert!(Instant::now() < until, "both are reported: {ready:?}");
+            ready.extend(next_notifications(&mut dataplane, until));
+        }
+        for family in Family::BOTH {
+            let report =
+                dataplane.sync(cluster.desired(family), &Changes::everything(), Instant::now()).unwrap();
+            assert!(report.full && report.written > 0, "{report:?}");
+        }
+        drop(inside);
+        let fresh = Tables::new("fresh", variant);
+        for family in Family::BOTH {
+            full_sync(&mut fresh.dataplane(family, &Options::default()), &fresh, &cluster);
+            assert_same(&tables.rules(family), &fresh.rules(family), "written at the same time");
+        }
+    }
+}
+
 /// A restore of a proxy that was killed reads its input, and undoes what its successor wrote.
 #[test]
 fn what_a_restore_from_before_the_start_writes_is_repaired() {
