@@ -50,7 +50,7 @@ fn full(services: usize, endpoints: usize) {
     let mut times = [const { Vec::new() }; 4];
     for _ in 0..5 {
         let mut names = Interner::default();
-        let (settled, objects) = timed(|| {
+        let (parsed, objects) = timed(|| {
             manifests
                 .iter()
                 .flat_map(|(service, slice)| events(service, slice, &mut names))
@@ -71,12 +71,12 @@ fn full(services: usize, endpoints: usize) {
             cluster.resolve()
         });
         assert_eq!(changes.v4.services.len(), services);
-        for (all, time) in times.iter_mut().zip([settled, applied, resolved, again]) {
+        for (all, time) in times.iter_mut().zip([parsed, applied, resolved, again]) {
             all.push(time);
         }
     }
-    let [settled, applied, resolved, again] = times.map(median);
-    row("objects from manifests", settled);
+    let [parsed, applied, resolved, again] = times.map(median);
+    row("objects from manifests", parsed);
     row("apply", applied);
     row("resolve", resolved);
     row("resolve everything again (other settings)", again);
@@ -127,7 +127,7 @@ fn measure_memory(shape: &str) {
 
 /// Resident memory in bytes.
 fn resident() -> usize {
-    let status = std::fs::read_to_string("/proc/self/smaps_rollup").expect("Linux tells a process's memory");
+    let status = std::fs::read_to_string("/proc/self/smaps_rollup").expect("Linux has smaps_rollup");
     let line = status.lines().find(|line| line.starts_with("Anonymous:")).expect("it has this line");
     let kilobytes: usize = line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number");
     kilobytes * 1024
@@ -147,8 +147,8 @@ fn fill(cluster: &mut Cluster, names: &mut Interner, services: usize, endpoints:
 }
 
 fn events(service: &manifest::Service, slice: &manifest::EndpointSlice, names: &mut Interner) -> [Event; 2] {
-    let (settled, _) = object::Service::from_manifest(service, names);
-    [Event::ServiceApplied(settled.expect("it is proxied")), slice_event(slice, names)]
+    let (parsed, _) = object::Service::from_manifest(service, names);
+    [Event::ServiceApplied(parsed.expect("it is proxied")), slice_event(slice, names)]
 }
 
 fn slice_event(slice: &manifest::EndpointSlice, names: &mut Interner) -> Event {

@@ -1,4 +1,4 @@
-//! What differs between two states of the desired, for one family.
+//! What differs between two desired states of one family.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -6,46 +6,46 @@ use std::net::IpAddr;
 use crate::name::{NamespacedName, Protocol};
 use crate::timestamp::Timestamp;
 
-/// What a sync has to look at. Changes of failed syncs are merged into the next ones, so nothing is lost.
+/// What a sync has to look at. Changes of a failed sync are merged into those of the next one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Everything may differ, the kernel's side included: compare or write all of it.
+    /// Everything may differ, including the kernel's state: compare or write all of it.
     pub full: bool,
-    /// What holds for the node differs ([`crate::NodeView`]).
+    /// [`crate::NodeView`] differs.
     pub node: bool,
-    /// Services that appeared, changed or went.
+    /// Services that were added, changed or deleted.
     pub services: BTreeSet<NamespacedName>,
-    /// When the changes behind this happened, as far as their objects tell. Times alone need no sync: nothing had to be programmed for them.
+    /// When the underlying changes happened, as far as the objects say. Times alone need no sync: they did not lead to a write.
     pub trigger_times: Vec<Timestamp>,
-    /// Something about UDP differs: flows may go to endpoints that no longer answer.
+    /// A UDP port differs: flows may lead to endpoints that no longer serve.
     pub udp: bool,
-    /// UDP frontends that no longer exist: their flows go nowhere good.
+    /// UDP frontends that no longer exist: their redirected flows are stale.
     pub gone: BTreeSet<GoneFrontend>,
 }
 
-/// A frontend that is no more.
+/// A frontend that no Service has any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GoneFrontend {
-    /// Its address; `None` for a node port.
+    /// `None` for a node port.
     pub ip: Option<IpAddr>,
-    /// Its port.
+    /// The Service's port, or the node port.
     pub port: u16,
-    /// Its protocol.
+    /// UDP so far: only its flows are cleaned up.
     pub protocol: Protocol,
 }
 
 impl Changes {
-    /// Everything may differ.
+    /// A full sync: everything may differ.
     pub fn everything() -> Self {
         Changes { full: true, ..Changes::default() }
     }
 
-    /// Whether there is nothing to do.
+    /// Whether no sync is needed.
     pub fn is_empty(&self) -> bool {
         !self.full && !self.node && !self.udp && self.services.is_empty() && self.gone.is_empty()
     }
 
-    /// Adds what came later.
+    /// Adds later changes.
     pub fn merge(&mut self, later: Changes) {
         self.full |= later.full;
         self.node |= later.node;

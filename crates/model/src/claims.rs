@@ -1,7 +1,7 @@
-//! Who gets an address and port that several frontends want.
+//! Conflicts: which frontend gets an address and port that several have.
 //!
-//! The reference leaves it to chance. Here the winner depends only on what exists: cluster addresses before external ones before
-//! load-balancer ones before node ports, then the Service whose name sorts first.
+//! With kube-proxy the winner is random. Here it depends only on the objects: cluster addresses before external addresses before
+//! load-balancer addresses before node ports, then the Service whose name sorts first.
 
 #[cfg(test)]
 mod tests;
@@ -27,16 +27,16 @@ struct Claimant {
     service: NamespacedName,
 }
 
-/// All claims of one family.
+/// The claims of all frontends of one family.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     owners: HashMap<Key, Claimant>,
-    /// Those who lost, only where somebody did.
+    /// The other claimants of contested addresses.
     losers: HashMap<Key, BTreeSet<Claimant>>,
 }
 
 impl Claims {
-    /// Replaces a Service's claims. Returns the other Services for which something changed.
+    /// Replaces a Service's claims. Returns the other Services that won or lost an address.
     pub(crate) fn update(
         &mut self,
         name: &NamespacedName,
@@ -55,7 +55,7 @@ impl Claims {
         affected
     }
 
-    /// Marks every frontend that does not get its traffic.
+    /// Sets the admission of every frontend: active if it owns its address, shadowed otherwise.
     pub(crate) fn mark(&self, name: &NamespacedName, service: &mut ProxiedService) {
         let mut taken: HashSet<Key> = HashSet::new();
         for port in &mut service.ports {
@@ -66,14 +66,14 @@ impl Claims {
                     .owners
                     .get(&key)
                     .is_some_and(|o| o.exposure == frontend.exposure && o.service == *name);
-                // Of several equal frontends in one Service the first has it.
+                // Of several equal frontends in one Service the first one wins.
                 frontend.admission =
                     if owned && taken.insert(key) { Admission::Active } else { Admission::Shadowed };
             }
         }
     }
 
-    /// Whether anybody has this.
+    /// Whether any frontend has this address and port.
     pub(crate) fn is_claimed(&self, key: &Key) -> bool {
         self.owners.contains_key(key)
     }

@@ -63,9 +63,9 @@ pub struct Report {
     pub refused: Vec<RefusedService>,
     /// Notifications were off during a large write, so changes by other processes may have gone unnoticed. Only a full sync finds them.
     pub missed_notifications: bool,
-    /// The dataplane removed stale flows itself. Else the engine does, which takes flows for ones that lead to endpoints.
+    /// The dataplane removed stale flows itself. Otherwise the engine does, on the assumption that flows lead to endpoints.
     pub flows_removed: bool,
-    /// Present values of the mode's own metrics.
+    /// Current values of the mode's own metrics.
     pub gauges: Vec<Gauge>,
     /// Increments of the mode's own counters.
     pub counts: Vec<Count>,
@@ -74,9 +74,9 @@ pub struct Report {
 /// A Service that the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedService {
-    /// The Service.
+    /// Only this Service is affected.
     pub service: NamespacedName,
-    /// The object and the kernel's reason.
+    /// The refused object and the kernel's error.
     pub reason: String,
 }
 
@@ -85,9 +85,9 @@ pub struct RefusedService {
 pub struct Gauge {
     /// The metric's name without `kubeproxy_`.
     pub metric: &'static str,
-    /// Labels beside `ip_family`.
+    /// Labels in addition to `ip_family`.
     pub labels: Vec<(&'static str, String)>,
-    /// The present value.
+    /// Replaces the previous value.
     pub value: usize,
 }
 
@@ -96,14 +96,14 @@ pub struct Gauge {
 pub struct Count {
     /// The metric's name without `kubeproxy_`.
     pub metric: &'static str,
-    /// Labels beside `ip_family`.
+    /// Labels in addition to `ip_family`.
     pub labels: Vec<(&'static str, String)>,
-    /// How much is added.
+    /// Added to the counter.
     pub by: u64,
 }
 
 impl Count {
-    /// One more, without labels.
+    /// An increment by one, without labels.
     pub fn one(metric: &'static str) -> Self {
         Count { metric, labels: Vec::new(), by: 1 }
     }
@@ -122,12 +122,12 @@ impl Report {
     }
 }
 
-/// Why a sync did not finish, and what it applied before.
+/// A sync that did not finish, with what it applied.
 #[derive(Debug)]
 pub struct SyncError {
     /// The dataplane's own typed error.
     pub source: Box<dyn Error + Send + Sync>,
-    /// What was applied.
+    /// What was applied before the error.
     pub report: Report,
     /// When the next attempt makes sense.
     pub retry: Retry,
@@ -136,9 +136,9 @@ pub struct SyncError {
 /// When the next attempt at a failed sync makes sense.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Retry {
-    /// With growing intervals.
+    /// After a delay that grows with each failure.
     Backoff,
-    /// When the dataplane sends [`Notification::Ready`]: a child process is still at work, or another process holds a lock.
+    /// After [`Notification::Ready`]: a child process is still running, or another process holds a lock.
     OnNotification,
 }
 
@@ -155,46 +155,46 @@ impl fmt::Display for SyncError {
     }
 }
 
-/// What a dataplane learned outside of a sync.
+/// What a dataplane detects outside of a sync.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notification {
     /// Another process changed our objects: the next sync must be a full one.
     Tampered {
-        /// In this family.
+        /// The family it concerns.
         family: Family,
         /// What was changed, for the log.
         what: String,
     },
     /// A sync that failed with [`Retry::OnNotification`] may be repeated now.
     Ready {
-        /// In this family.
+        /// The family it concerns.
         family: Family,
     },
-    /// A Service turned out to be unusable after its sync: a listener cannot bind.
+    /// A Service failed after its sync: a listener cannot bind.
     Refused {
-        /// In this family.
+        /// The family it concerns.
         family: Family,
-        /// The Service and the reason.
+        /// The Service and the reason, as in a report.
         refused: RefusedService,
     },
     /// A Service that was refused works now.
     Accepted {
-        /// In this family.
+        /// The family it concerns.
         family: Family,
-        /// The Service.
+        /// It was refused before.
         service: NamespacedName,
     },
-    /// Counters that grew since.
+    /// Increments of counters since the last report.
     Counts {
-        /// In this family.
+        /// The family it concerns.
         family: Family,
-        /// By how much.
+        /// Added to the mode's own counters.
         counts: Vec<Count>,
     },
 }
 
 impl Notification {
-    /// The family that it concerns.
+    /// The family of any variant.
     pub fn family(&self) -> Family {
         match self {
             Notification::Tampered { family, .. }

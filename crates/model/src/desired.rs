@@ -1,18 +1,21 @@
-//! What the kernel should do, for one IP family, in words that fit every dataplane.
+//! The desired state of the kernel for one IP family, in terms that fit every dataplane.
 //!
-//! All policy is settled here: a dataplane reads which frontends there are, which pool answers each kind of traffic, and what
-//! happens when there is none. It never asks why.
+//! Every policy decision is made before: a dataplane reads which frontends exist, which pool serves each kind of traffic, and what
+//! happens when the pool is empty.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::num::{NonZeroU16, NonZeroU32};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 
+use crate::health_check::HealthCheck;
 use crate::ip::Family;
 use crate::name::{Name, NamespacedName, PortName, Protocol};
+use crate::node_port_addresses::{LoopbackNodePorts, NodePortAddresses};
 use crate::pool::{Backend, Pool};
+use crate::source_ranges::SourceRanges;
 
 /// The desired state of one family.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,151 +28,112 @@ pub struct Desired {
     totals: Totals,
 }
 
-/// Sums over all services, kept up to date with every change.
+/// Sums over all Services, updated with every change.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Endpoints of all service ports, in whatever state.
+    /// Endpoints of all service ports, in any state.
     pub endpoints: usize,
     /// Service ports whose internal policy is Local and which have endpoints, but none here.
     pub no_local_internal: usize,
-    /// The same for the external policy.
+    /// Service ports whose external policy is Local and which have endpoints, but none here.
     pub no_local_external: usize,
 }
 
 /// What holds for the node as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeView {
-    /// The Node's name.
+    /// The Node's name, from the configuration.
     pub name: Name,
-    /// The node's address in this family; loopback while unknown.
+    /// The node's address in this family; a loopback address while unknown.
     pub ip: IpAddr,
-    /// How packets from pods are told.
+    /// How pod traffic is identified.
     pub pod_traffic: PodTraffic,
-    /// Where node ports answer.
+    /// The addresses on which node ports answer.
     pub node_ports: NodePortAddresses,
-    /// Whether node ports are meant to answer on loopback addresses, too.
+    /// Whether node ports should also answer on loopback addresses.
     pub loopback_node_ports: LoopbackNodePorts,
-    /// The ranges of cluster addresses: one in here that no Service has leads nowhere.
+    /// The ranges of cluster addresses. Traffic to an address in them that no Service has is not forwarded.
     pub service_cidrs: Box<[IpNet]>,
 }
 
-/// How packets from pods are told from others.
+/// How packets from pods are identified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PodTraffic {
-    /// They cannot be told: no packet counts as a pod's.
+    /// Not at all: no packet counts as a pod's.
     Unknown,
-    /// Their source is in this range.
+    /// By a source address in this range.
     From(IpNet),
-    /// They arrive on this interface.
+    /// By arrival on this interface.
     Interface(Name),
-    /// They arrive on an interface whose name starts like this.
+    /// By arrival on an interface whose name has this prefix.
     InterfacePrefix(Name),
-}
-
-/// The local addresses on which node ports answer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NodePortAddresses {
-    /// Every local address, loopback ones included where the dataplane can.
-    All,
-    /// These, sorted; loopback addresses only if the operator named their range.
-    Only(Box<[IpAddr]>),
-}
-
-/// What the ranges that the operator gave for node ports say about loopback addresses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LoopbackNodePorts {
-    /// The ranges leave loopback addresses out.
-    Excluded,
-    /// No range is given, or one of all addresses.
-    Included,
-    /// One of the ranges is a loopback range by itself.
-    Named,
 }
 
 /// One Service in this family.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProxiedService {
-    /// Its ports.
+    /// In the order of the Service's `spec.ports`.
     pub ports: Box<[ProxiedPort]>,
-    /// Where load balancers ask whether this node has endpoints, and the answer.
+    /// The port for load balancers' health checks, with the number to answer.
     pub health_check: Option<HealthCheck>,
-}
-
-/// A port on which load balancers ask for the number of local endpoints.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HealthCheck {
-    /// The port.
-    pub port: NonZeroU16,
-    /// Distinct ready endpoints on this node.
-    pub local_endpoints: usize,
 }
 
 /// One port of a Service, with all its frontends and pools.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProxiedPort {
-    /// Who it is.
+    /// Service, port name and protocol.
     pub name: PortName,
-    /// Where it can be reached: cluster address first, then external addresses, load-balancer addresses, node port.
+    /// The cluster address first, then external addresses, load-balancer addresses, node port.
     pub frontends: Box<[Frontend]>,
     /// Endpoints anywhere in the cluster; empty if no policy needs them.
     pub cluster: Pool,
     /// Endpoints on this node; empty if no policy needs them.
     pub local: Pool,
-    /// Every endpoint in whatever state, used or not.
+    /// Every endpoint in any state, used or not.
     pub endpoints: Pool,
-    /// Seconds that a client stays with its endpoint.
+    /// Session affinity: for how many seconds after its last connection a client keeps its endpoint.
     pub affinity: Option<NonZeroU32>,
-    /// Who may use the load-balancer frontends; `None` means everybody.
+    /// The clients that may use the load-balancer frontends; `None` means all.
     pub source_ranges: Option<Box<SourceRanges>>,
-    /// Whether there is a usable endpoint anywhere, even if no pool holds it.
+    /// Whether the cluster has a usable endpoint, even if no pool holds it.
     pub has_endpoints: bool,
-    /// Internal policy Local, and endpoints only elsewhere.
+    /// The internal policy is Local, and all endpoints are on other nodes.
     pub no_local_internal: bool,
-    /// External policy Local, and endpoints only elsewhere.
+    /// The external policy is Local, and all endpoints are on other nodes.
     pub no_local_external: bool,
 }
 
-/// Who may use load-balancer frontends.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SourceRanges {
-    /// These ranges, as given, of this family; never empty.
-    pub ranges: Box<[IpNet]>,
-    /// Also the load-balancer addresses themselves: one range holds the node's address, and a process on the node that connects
-    /// to a load-balancer address bound there has that address as its source.
-    pub frontends_too: bool,
-}
-
-/// Through which part of a Service a frontend came to be.
+/// Which part of a Service defines a frontend. The order is that of precedence when two frontends have the same address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Exposure {
-    /// The cluster address.
+    /// `spec.clusterIPs`.
     ClusterIp,
-    /// One of `spec.externalIPs`.
+    /// `spec.externalIPs`.
     ExternalIp,
-    /// An address of the load balancer.
+    /// `status.loadBalancer.ingress`.
     LoadBalancerIp,
-    /// A port on the node's own addresses.
+    /// `spec.ports[].nodePort`, on the node's own addresses.
     NodePort,
 }
 
-/// One place where a service port can be reached.
+/// One address and port at which a service port can be reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frontend {
-    /// Where it came from.
+    /// Which part of the Service defines it.
     pub exposure: Exposure,
-    /// Its address; `None` for a node port, which answers on [`NodeView::node_ports`].
+    /// `None` for a node port, which answers on [`NodeView::node_ports`].
     pub ip: Option<IpAddr>,
-    /// Its port.
+    /// The Service's port, or the node port.
     pub port: u16,
-    /// Traffic that starts on this node: host processes, and pods as [`NodeView::pod_traffic`] tells them.
+    /// What happens to traffic that starts on this node: from host processes, and from pods as [`NodeView::pod_traffic`] identifies them.
     pub from_node: Verdict,
-    /// All other traffic.
+    /// What happens to all other traffic.
     pub from_elsewhere: Verdict,
     /// The traffic policy behind the verdicts.
     pub policy: TrafficPolicy,
-    /// Whose source address is replaced by the node's.
+    /// Which traffic is masqueraded.
     pub masquerade: Masquerade,
-    /// Whether traffic is to be led here at all.
+    /// Whether the frontend is served at all.
     pub admission: Admission,
 }
 
@@ -178,29 +142,29 @@ pub struct Frontend {
 pub enum TrafficPolicy {
     /// Any endpoint of the cluster.
     Cluster,
-    /// Only endpoints on this node, for traffic that comes from elsewhere. An external policy does not hold for traffic that starts on this node.
+    /// Only endpoints on this node. An external policy does not apply to traffic that starts on this node.
     Local,
 }
 
-/// Whether a frontend gets traffic.
+/// Whether a frontend is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Admission {
-    /// It does.
+    /// Dataplanes serve it.
     Active,
-    /// Another frontend of higher rank has the same address, port and protocol. Which one that is does not depend on the order of events.
+    /// Another frontend with the same address, port and protocol takes precedence, independent of the order of events.
     Shadowed,
-    /// The settings do not allow it. Nothing leads there.
+    /// The settings forbid it.
     NotAllowed,
 }
 
 /// What happens to a new connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It goes to a random (or, with affinity, the remembered) endpoint of a pool, which is not empty.
+    /// Forwarded to a random endpoint of a pool (with affinity, to the client's last one). The pool is not empty.
     Forward(PoolKind),
-    /// It is refused at once: there is no endpoint anywhere.
+    /// Refused at once: the cluster has no usable endpoint.
     Reject,
-    /// It is dropped silently, so that load balancers try another node: endpoints are only elsewhere.
+    /// Dropped, so that load balancers try another node: all endpoints are on other nodes.
     Drop,
 }
 
@@ -213,26 +177,26 @@ pub enum PoolKind {
     Local,
 }
 
-/// Whose source address is replaced by the node's. A connection from an endpoint to itself is masqueraded in any case.
+/// Which traffic is masqueraded: its source address is replaced by the node's. A connection from an endpoint to itself is always masqueraded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Masquerade {
-    /// Nobody's.
+    /// None.
     Never,
-    /// Everybody's but pods', as [`NodeView::pod_traffic`] tells them.
+    /// Everything except traffic from pods, as [`NodeView::pod_traffic`] identifies it.
     NotFromPods,
-    /// That of processes on this host.
+    /// Traffic from processes on this host.
     FromHost,
-    /// Everybody's.
+    /// All traffic.
     Always,
 }
 
 impl Desired {
-    /// Nothing is proxied yet.
+    /// A state without Services.
     pub fn new(family: Family, node: NodeView) -> Self {
         Desired { family, node, services: HashMap::new(), totals: Totals::default() }
     }
 
-    /// One Service.
+    /// Looks up a Service.
     pub fn service(&self, name: &NamespacedName) -> Option<&Arc<ProxiedService>> {
         self.services.get(name)
     }
@@ -247,12 +211,12 @@ impl Desired {
         self.services.values().flat_map(|service| service.ports.iter())
     }
 
-    /// Sums over all Services.
+    /// Sums over all Services, at no cost.
     pub fn totals(&self) -> Totals {
         self.totals
     }
 
-    /// Puts a Service in place of what was there. Returns whether anything differs.
+    /// Sets or (`None`) removes a Service. Returns whether the state differs.
     pub fn set_service(&mut self, name: &NamespacedName, service: Option<ProxiedService>) -> bool {
         if self.services.get(name).map(AsRef::as_ref) == service.as_ref() {
             return false;
@@ -290,17 +254,17 @@ impl Totals {
 }
 
 impl ProxiedPort {
-    /// Its protocol.
+    /// The transport protocol, part of the port's name.
     pub fn protocol(&self) -> Protocol {
         self.name.protocol
     }
 
-    /// The frontends that get traffic.
+    /// The frontends that dataplanes serve.
     pub fn active_frontends(&self) -> impl Iterator<Item = &Frontend> {
         self.frontends.iter().filter(|frontend| frontend.is_active())
     }
 
-    /// One of its pools.
+    /// The pool that a verdict names.
     pub fn pool(&self, kind: PoolKind) -> &Pool {
         match kind {
             PoolKind::Cluster => &self.cluster,
@@ -308,7 +272,7 @@ impl ProxiedPort {
         }
     }
 
-    /// All endpoints of both pools, each once, in the order of pools.
+    /// The endpoints of both pools, each once, sorted like a pool.
     pub fn reachable(&self) -> Vec<Backend> {
         if self.local.is_empty() || self.local.shares_with(&self.cluster) {
             return self.cluster.iter().collect();
@@ -321,23 +285,13 @@ impl ProxiedPort {
 }
 
 impl Frontend {
-    /// Whether traffic is led here.
+    /// Whether dataplanes serve it.
     pub fn is_active(&self) -> bool {
         self.admission == Admission::Active
     }
 
-    /// Whether the settings allow it, even if another frontend gets its traffic.
+    /// Whether the settings allow it, even if another frontend takes precedence.
     pub fn is_allowed(&self) -> bool {
         self.admission != Admission::NotAllowed
-    }
-}
-
-impl NodePortAddresses {
-    /// Whether node ports answer on this local address.
-    pub fn contains(&self, ip: IpAddr) -> bool {
-        match self {
-            NodePortAddresses::All => true,
-            NodePortAddresses::Only(ips) => ips.contains(&ip),
-        }
     }
 }

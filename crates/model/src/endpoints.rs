@@ -1,4 +1,4 @@
-//! From slices to the endpoints of one service port: merged, without duplicates, in text order.
+//! Merges EndpointSlices into the endpoints of one service port: no duplicates, sorted by the text `ip:port`.
 
 mod text_order;
 
@@ -11,7 +11,7 @@ use crate::name::Name;
 use crate::object::{Conditions, EndpointSlice, Hints};
 use crate::pool::Backend;
 
-/// One endpoint of a service port, with all that its choice depends on.
+/// One endpoint of a service port, with everything that its selection depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Candidate<'a> {
     pub(crate) ip: IpAddr,
@@ -26,12 +26,12 @@ pub(crate) struct Candidate<'a> {
 /// How a hint relates to this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HintMatch {
-    /// There is no such hint.
+    /// The endpoint has no such hint.
     Absent,
-    /// It names others.
+    /// The hint names other nodes or zones only.
     Others,
-    /// It names this node, or its zone.
-    Us,
+    /// The hint names this node or its zone.
+    ThisNode,
 }
 
 impl Candidate<'_> {
@@ -44,32 +44,32 @@ impl Candidate<'_> {
     }
 }
 
-/// Where we are, as far as endpoints are concerned.
+/// Where this node is: decides which endpoints are local and which hints match.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct NodeLocation<'a> {
     pub(crate) node: &'a str,
     pub(crate) zone: Option<&'a str>,
 }
 
-/// All endpoints of the port with this name and protocol. Slices come in the order of their names, which settles what happens when two
+/// All endpoints of the port with this name and protocol. Slices come in the order of their names, which decides what happens when two
 /// of them disagree about one address.
 pub(crate) fn merge<'a>(
     slices: impl Iterator<Item = &'a EndpointSlice>,
     port_name: &Name,
     protocol: crate::Protocol,
-    place: Place<'_>,
+    location: NodeLocation<'_>,
 ) -> Vec<Candidate<'a>> {
     let mut all = Vec::new();
     for slice in slices {
         for port in slice.ports.iter().filter(|port| port.is_target_of(port_name, protocol)) {
-            collect(slice, port.port.get(), place, &mut all);
+            collect(slice, port.port.get(), location, &mut all);
         }
     }
     // The sort is stable, so entries for one address stay in the order in which they were seen.
     text_order::sort(&mut all, Candidate::address);
     all.dedup_by(|later, kept| {
         let same = later.address() == kept.address();
-        // One that is not terminating always replaces; a terminating one only fills a gap.
+        // A later entry that is not terminating replaces an earlier one; a terminating entry never does.
         if same && !later.conditions.terminating {
             *kept = *later;
         }
@@ -78,9 +78,14 @@ pub(crate) fn merge<'a>(
     all
 }
 
-fn collect<'a>(slice: &'a EndpointSlice, port: u16, place: Place<'_>, all: &mut Vec<Candidate<'a>>) {
+fn collect<'a>(
+    slice: &'a EndpointSlice,
+    port: u16,
+    location: NodeLocation<'_>,
+    all: &mut Vec<Candidate<'a>>,
+) {
     let hints: Vec<(HintMatch, HintMatch)> =
-        slice.hints().iter().map(|hints| match_hints(hints, place)).collect();
+        slice.hints().iter().map(|hints| match_hints(hints, location)).collect();
     all.reserve(slice.len());
     for endpoint in slice.endpoints() {
         let (zone_hint, node_hint) = endpoint
@@ -92,23 +97,24 @@ fn collect<'a>(slice: &'a EndpointSlice, port: u16, place: Place<'_>, all: &mut 
             port,
             conditions: endpoint.conditions,
             node: endpoint.node,
-            local: !place.node.is_empty() && endpoint.node.is_some_and(|node| node.as_str() == place.node),
+            local: !location.node.is_empty()
+                && endpoint.node.is_some_and(|node| node.as_str() == location.node),
             zone_hint,
             node_hint,
         });
     }
 }
 
-fn match_hints(hints: &Hints, place: Place<'_>) -> (HintMatch, HintMatch) {
+fn match_hints(hints: &Hints, location: NodeLocation<'_>) -> (HintMatch, HintMatch) {
     let find = |names: &[Name], ours: Option<&str>| match ours.filter(|ours| !ours.is_empty()) {
         _ if names.is_empty() => HintMatch::Absent,
-        Some(ours) if names.iter().any(|name| name.as_str() == ours) => HintMatch::Us,
+        Some(ours) if names.iter().any(|name| name.as_str() == ours) => HintMatch::ThisNode,
         _ => HintMatch::Others,
     };
-    (find(&hints.zones, place.zone), find(&hints.nodes, Some(place.node)))
+    (find(&hints.zones, location.zone), find(&hints.nodes, Some(location.node)))
 }
 
-/// Sorts by the text `ip:port`, as all lists of endpoints are.
+/// Sorts by the text `ip:port`, the order of every list of endpoints.
 pub(crate) fn sort_by_text(backends: &mut [Backend]) {
     text_order::sort(backends, Backend::address);
 }

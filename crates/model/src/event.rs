@@ -1,4 +1,4 @@
-//! What a source tells: objects that came, changed or went.
+//! What a source reports: objects that were added, changed or deleted.
 
 use std::net::IpAddr;
 
@@ -8,44 +8,44 @@ use crate::object::{EndpointSlice, Node, Service, ServiceCidr};
 /// A kind of object that a source lists and watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// Services.
+    /// `v1` Service.
     Service,
-    /// EndpointSlices.
+    /// `discovery.k8s.io/v1` EndpointSlice.
     EndpointSlice,
-    /// The own Node.
+    /// `v1` Node; only our own is watched.
     Node,
-    /// ServiceCIDRs.
+    /// `networking.k8s.io` ServiceCIDR.
     ServiceCidr,
 }
 
 impl Kind {
-    /// All kinds.
+    /// Every kind, each once.
     pub const ALL: [Kind; 4] = [Kind::Service, Kind::EndpointSlice, Kind::Node, Kind::ServiceCidr];
 }
 
 /// One change. Applying the same event twice changes nothing.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// A Service is this now. One that is not to be proxied (any more) comes as [`Event::ServiceDeleted`].
+    /// A Service was added or changed. One that must not be proxied is sent as [`Event::ServiceDeleted`].
     ServiceApplied(Service),
-    /// There is no such Service.
+    /// The Service does not exist, or must not be proxied.
     ServiceDeleted(NamespacedName),
-    /// A slice is this now. One that is not to be used (any more) comes as [`Event::SliceDeleted`].
+    /// A slice was added or changed. One that must not be used is sent as [`Event::SliceDeleted`].
     SliceApplied(EndpointSlice),
-    /// There is no such slice.
+    /// The slice does not exist, or must not be used.
     SliceDeleted(NamespacedName),
-    /// The Node is this now.
+    /// A Node was added or changed; others than our own are ignored.
     NodeApplied(Node),
-    /// The Node is gone.
+    /// The Node was deleted.
     NodeDeleted(Name),
-    /// A ServiceCIDR is this now.
+    /// A ServiceCIDR was added or changed.
     ServiceCidrApplied(ServiceCidr),
-    /// There is no such ServiceCIDR.
+    /// The ServiceCIDR was deleted.
     ServiceCidrDeleted(Name),
-    /// A new list of this kind begins: every object of it follows, then [`Event::ListDone`].
+    /// A new list of this kind begins: all its objects follow, then [`Event::ListDone`].
     ListStarted(Kind),
-    /// The list is whole: objects of this kind that it did not bring are gone. The first one means that the kind is synced.
+    /// The list is complete: objects of this kind that it did not contain are gone. The first one makes the kind synced.
     ListDone(Kind),
-    /// These are the addresses of this host's interfaces.
+    /// The addresses of this host's interfaces; replaces the previous ones.
     HostAddresses(Box<[IpAddr]>),
 }

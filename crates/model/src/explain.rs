@@ -1,4 +1,4 @@
-//! Why a Service's frontends and endpoints are what they are, recorded while the deciding code runs.
+//! `portwarden explain`: the decisions about a Service and their reasons, recorded while the deciding code runs.
 
 #[cfg(test)]
 mod tests;
@@ -6,8 +6,8 @@ mod tests;
 use std::fmt;
 use std::net::SocketAddr;
 
-use crate::choice::{Reason, Topology, Why};
 use crate::desired::{Admission, Exposure, Frontend, PoolKind, ProxiedService, Verdict};
+use crate::endpoint_selection::{DecisionObserver, Reason, Topology};
 use crate::endpoints::Candidate;
 use crate::ip::Family;
 use crate::name::{Name, NamespacedName, PortName, Protocol};
@@ -16,44 +16,44 @@ use crate::object::{EndpointSlice, SlicePort};
 /// Everything that was decided about one Service in one family.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Explanation {
-    /// Its ports.
+    /// In the order of the Service's ports.
     pub ports: Vec<PortExplanation>,
-    /// Slices that were left out because they are of the other family.
+    /// Slices of the other family, which are not used here.
     pub other_family: Vec<NamespacedName>,
-    /// Ports of slices that no port of the Service has as its target: their endpoints are not used through them.
+    /// Ports of slices that match no port of the Service. Their endpoints are not used on that port.
     pub unmatched: Vec<UnmatchedPort>,
 }
 
-/// A slice's port that no port of its Service has as its target.
+/// A port of a slice that matches no port of its Service.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UnmatchedPort {
-    /// The slice.
+    /// The slice that has the port.
     pub slice: NamespacedName,
-    /// The port's name.
+    /// The name in the slice; the Service has no port of this name and protocol.
     pub port: Name,
-    /// The port's protocol.
+    /// The protocol in the slice.
     pub protocol: Protocol,
 }
 
 /// Everything that was decided about one port.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PortExplanation {
-    /// The port.
+    /// Service, port name and protocol.
     pub name: PortName,
     /// How hints narrowed the cluster-wide pool; `None` if no policy needs that pool.
     pub topology: Option<Topology>,
-    /// Every known endpoint.
+    /// Every known endpoint, used or not.
     pub endpoints: Vec<EndpointExplanation>,
-    /// The outcome.
+    /// What happens to traffic at each address.
     pub frontends: Vec<FrontendExplanation>,
 }
 
 /// Why an endpoint is used, or not.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EndpointExplanation {
-    /// The endpoint.
+    /// Address and port of the endpoint.
     pub address: SocketAddr,
-    /// The node it runs on.
+    /// The node it runs on, if the slice names one.
     pub node: Option<Name>,
     /// Whether it is in the cluster-wide pool; `None` if no policy needs that pool.
     pub cluster: Option<Reason>,
@@ -64,20 +64,20 @@ pub struct EndpointExplanation {
 /// What a frontend does, and why.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FrontendExplanation {
-    /// The frontend.
+    /// As dataplanes see it.
     pub frontend: Frontend,
-    /// Traffic that starts on this node.
+    /// The reason of the verdict on traffic that starts on this node.
     pub from_node: FrontendReason,
-    /// All other traffic.
+    /// The reason of the verdict on all other traffic.
     pub from_elsewhere: FrontendReason,
 }
 
 /// Why traffic gets its verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FrontendReason {
-    /// Another frontend has the same address and port, and comes first.
+    /// Another frontend with the same address and port takes precedence.
     TakenByAnother,
-    /// The settings do not allow external addresses.
+    /// The settings forbid external IPs.
     NotAllowed,
     /// The node port is a port of Portwarden's own servers.
     ReservedPort,
@@ -85,9 +85,9 @@ pub enum FrontendReason {
     NoEndpoints,
     /// The policy is Local, and endpoints are only on other nodes.
     NoLocalEndpoints,
-    /// The policy is Local, and there are endpoints here.
+    /// The policy is Local, and this node has endpoints.
     LocalEndpoints,
-    /// Endpoints anywhere in the cluster.
+    /// The policy is Cluster, and there are endpoints.
     ClusterEndpoints,
 }
 
@@ -95,12 +95,12 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Reason::Ready => "used: ready",
-            Reason::TerminatingFallback => "used: terminating, but still serving and nothing is ready",
-            Reason::HintedForOtherNodes => "not used: hinted for other nodes",
-            Reason::HintedForOtherZones => "not used: hinted for other zones",
+            Reason::TerminatingFallback => "used: terminating but still serving, and no endpoint is ready",
+            Reason::HintedForOtherNodes => "not used: its hints name other nodes",
+            Reason::HintedForOtherZones => "not used: its hints name other zones",
             Reason::OnAnotherNode => "not used: on another node",
             Reason::NotReady => "not used: not ready",
-            Reason::TerminatingWhileOthersAreReady => "not used: terminating while others are ready",
+            Reason::TerminatingWhileOthersAreReady => "not used: terminating, and other endpoints are ready",
             Reason::TerminatingAndNotServing => "not used: terminating and no longer serving",
         })
     }
@@ -110,26 +110,28 @@ impl fmt::Display for FrontendReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             FrontendReason::TakenByAnother => {
-                "not used: another frontend has this address and port and comes first"
+                "not used: another frontend with this address and port takes precedence"
             }
             FrontendReason::NotAllowed => "not used: the configuration does not allow external IPs",
             FrontendReason::ReservedPort => "not used: a port of Portwarden's own servers",
-            FrontendReason::NoEndpoints => "rejected: no usable endpoint anywhere",
-            FrontendReason::NoLocalEndpoints => "dropped: policy Local, endpoints only on other nodes",
-            FrontendReason::LocalEndpoints => "to an endpoint on this node: policy Local",
-            FrontendReason::ClusterEndpoints => "to any endpoint of the cluster",
+            FrontendReason::NoEndpoints => "rejected: the cluster has no usable endpoint",
+            FrontendReason::NoLocalEndpoints => {
+                "dropped: the policy is Local and all endpoints are on other nodes"
+            }
+            FrontendReason::LocalEndpoints => "forwarded to an endpoint on this node: the policy is Local",
+            FrontendReason::ClusterEndpoints => "forwarded to any endpoint of the cluster",
         })
     }
 }
 
-/// Writes down what it hears.
+/// Records decisions as they are made.
 #[derive(Debug, Default)]
 pub(crate) struct Recorder {
     ports: Vec<PortExplanation>,
 }
 
 impl Recorder {
-    /// Adds what only the finished Service and all its slices tell.
+    /// Adds what can only be read from the finished Service and all its slices.
     pub(crate) fn finish(
         mut self,
         service: ProxiedService,
@@ -173,7 +175,7 @@ impl Recorder {
     }
 }
 
-impl Why for Recorder {
+impl DecisionObserver for Recorder {
     fn port(&mut self, name: &PortName) {
         self.ports.push(PortExplanation {
             name: name.clone(),

@@ -1,6 +1,6 @@
 //! Whether the proxy keeps up: a family is unhealthy when a change has waited too long for its sync.
 //!
-//! Time comes in as an argument. Who shows times to people turns the instants in here into dates by their distance from now.
+//! Time is an argument. Callers that display times convert these instants to dates by their distance from now.
 
 use std::time::{Duration, Instant};
 
@@ -22,21 +22,21 @@ struct Progress {
     oldest_queued: Option<Instant>,
 }
 
-/// What [`ProxyHealth`] says at one moment.
+/// The health at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HealthReport {
-    /// No family is unhealthy. This is what `/livez` and the health-check ports of Services go by.
+    /// No family is unhealthy. `/livez` and the health-check ports of Services report this.
     pub healthy: bool,
     /// The latest update of any family.
     pub last_updated: Option<Instant>,
-    /// Each family that was ever up to date.
+    /// Families that were never up to date are `None` and do not count.
     pub families: PerFamily<Option<FamilyHealth>>,
 }
 
 /// The health of one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FamilyHealth {
-    /// Its latest update.
+    /// When the family was last up to date.
     pub last_updated: Instant,
     /// No change has waited too long.
     pub healthy: bool,
@@ -48,12 +48,12 @@ impl ProxyHealth {
         ProxyHealth { limit: sync_period.saturating_mul(PERIODS), families: PerFamily::default() }
     }
 
-    /// Goes on with another sync period.
+    /// Changes the sync period; changes that already wait are judged by the new one.
     pub fn set_sync_period(&mut self, sync_period: Duration) {
         self.limit = sync_period.saturating_mul(PERIODS);
     }
 
-    /// A change waits for its sync. Only the oldest one counts.
+    /// A change waits for its sync. Only the oldest waiting change counts.
     pub fn queued(&mut self, family: Family, now: Instant) {
         self.families[family].oldest_queued.get_or_insert(now);
     }
@@ -79,7 +79,7 @@ impl ProxyHealth {
         }
     }
 
-    /// A family that never started is not judged.
+    /// `None` for a family that never started.
     fn family(&self, family: Family, now: Instant, busy: Option<Instant>) -> Option<FamilyHealth> {
         let Progress { last_updated, oldest_queued } = self.families[family];
         let late = |since: Option<Instant>| since.is_some_and(|since| self.is_late(since, now));
@@ -88,7 +88,7 @@ impl ProxyHealth {
 }
 
 impl HealthReport {
-    /// Whether load balancers should send new traffic here, which is what `/healthz` tells: healthy, and on a node that is not going away
+    /// Whether load balancers should send new traffic here, as `/healthz` reports: healthy, and the node is not being removed
     /// ([`crate::Cluster::is_node_eligible`]).
     pub fn takes_traffic(&self, node_eligible: bool) -> bool {
         self.healthy && node_eligible

@@ -1,18 +1,18 @@
 //! Addresses and CIDRs as Kubernetes writes them.
 //!
 //! The API accepts text that Rust's own parsers refuse: zero-padded IPv4 octets and IPv4-mapped IPv6. Both are
-//! normalised here, once, so that nothing further in ever compares or prints what a user typed.
+//! normalised here, so that nothing else compares or prints the text that a user typed.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// One of the two IP families; every dataplane instance serves exactly one.
+/// One of the two IP families. Each has a desired state and a sync of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
-    /// IPv4.
+    /// 32-bit addresses.
     V4,
-    /// IPv6.
+    /// 128-bit addresses.
     V6,
 }
 

@@ -1,4 +1,4 @@
-//! Several dataplanes that make up one mode: a proxy for loopback addresses beside nftables, BPF above nftables.
+//! Several dataplanes that form one mode: nftables with a proxy for loopback addresses, eBPF over nftables.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -10,15 +10,15 @@ use crate::ip::Family;
 
 /// Dataplanes that are synced one after the other, in the order given.
 ///
-/// A layer that fails does not keep the following ones from their turn. The whole sync then counts as failed, with everything that was applied in
-/// its report, and is repeated for all layers: for those that succeeded the repetition writes nothing.
+/// If a layer fails, the following layers are synced nevertheless. The whole sync then fails, its report contains everything that was applied, and
+/// the engine repeats it for all layers; those that succeeded write nothing the second time.
 pub struct Layers {
     layers: Vec<Box<dyn Dataplane>>,
     families: Vec<Family>,
 }
 
 impl Layers {
-    /// Stacks dataplanes. A family is served if the first one serves it.
+    /// Stacks dataplanes. The families are those of the first one.
     pub fn new(base: Box<dyn Dataplane>, above: Vec<Box<dyn Dataplane>>) -> Self {
         let families = base.families().to_vec();
         let mut layers = vec![base];
@@ -43,7 +43,7 @@ impl Dataplane for Layers {
                 Ok(report) => report,
                 Err(mut error) => {
                     let report = std::mem::take(&mut error.report);
-                    // The first failure is the one to mend first.
+                    // Later layers often fail because of the first one.
                     failed.get_or_insert(error);
                     report
                 }

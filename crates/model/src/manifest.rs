@@ -1,14 +1,14 @@
-//! Kubernetes objects as they are written: text in, text out, nothing checked.
+//! Kubernetes objects as the API or a file writes them, before any validation.
 //!
 //! Each type is at once a slim protobuf message and a JSON/YAML shape, holding only the fields that matter to a proxy; every
-//! other field is skipped while decoding. [`crate::object`] turns them into the settled objects that the rest works on.
+//! other field is skipped while decoding. [`crate::object`] parses them into the types that everything else uses.
 
 use std::collections::BTreeMap;
 
 use prost::Message;
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// The label that hands a Service to another proxy.
+/// The label that assigns a Service to another proxy.
 pub const LABEL_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 /// The label of slices that belong to headless Services.
 pub const LABEL_HEADLESS: &str = "service.kubernetes.io/headless";
@@ -30,7 +30,7 @@ pub struct Metadata {
     #[prost(string, tag = "3")]
     #[serde(deserialize_with = "nullable", skip_serializing_if = "String::is_empty")]
     pub namespace: String,
-    /// Tells one object from another of the same name.
+    /// Distinguishes objects that had the same name one after another.
     #[prost(string, tag = "5")]
     #[serde(deserialize_with = "nullable", skip_serializing_if = "String::is_empty")]
     pub uid: String,
@@ -42,11 +42,11 @@ pub struct Metadata {
     #[prost(message, optional, tag = "9")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deletion_timestamp: Option<Time>,
-    /// Labels.
+    /// Several decide whether and how an object is used: see the constants above.
     #[prost(btree_map = "string, string", tag = "11")]
     #[serde(deserialize_with = "nullable", skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// Annotations.
+    /// Only [`ANNOTATION_TRIGGER_TIME`] is read.
     #[prost(btree_map = "string, string", tag = "12")]
     #[serde(deserialize_with = "nullable", skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
@@ -79,17 +79,17 @@ impl<'de> Deserialize<'de> for Time {
     }
 }
 
-/// A Service.
+/// A `v1` Service.
 #[derive(Clone, PartialEq, Message, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Service {
-    /// Who it is.
+    /// Name, namespace and labels.
     #[prost(message, required, tag = "1")]
     pub metadata: Metadata,
-    /// What is wanted.
+    /// Addresses, ports and policies.
     #[prost(message, required, tag = "2")]
     pub spec: ServiceSpec,
-    /// What a load balancer did about it.
+    /// Addresses that the load balancer assigned.
     #[prost(message, required, tag = "3")]
     #[serde(deserialize_with = "nullable")]
     pub status: ServiceStatus,
@@ -99,7 +99,7 @@ pub struct Service {
 #[derive(Clone, PartialEq, Message, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServiceSpec {
-    /// The ports.
+    /// Each becomes one proxied port per family.
     #[prost(message, repeated, tag = "1")]
     #[serde(deserialize_with = "nullable", skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<ServicePort>,
@@ -107,7 +107,7 @@ pub struct ServiceSpec {
     #[prost(string, tag = "3")]
     #[serde(rename = "clusterIP", deserialize_with = "nullable", skip_serializing_if = "String::is_empty")]
     pub cluster_ip: String,
-    /// The addresses, one for each of `ip_families`.
+    /// One address for each of `ip_families`.
     #[prost(string, repeated, tag = "18")]
     #[serde(rename = "clusterIPs", deserialize_with = "nullable", skip_serializing_if = "Vec::is_empty")]
     pub cluster_ips: Vec<String>,
@@ -115,7 +115,7 @@ pub struct ServiceSpec {
     #[prost(string, tag = "4")]
     #[serde(deserialize_with = "nullable", skip_serializing_if = "String::is_empty")]
     pub r#type: String,
-    /// More addresses that lead to this Service.
+    /// Further addresses of this Service; the cluster's administrator routes them to nodes.
     #[prost(string, repeated, tag = "5")]
     #[serde(rename = "externalIPs", deserialize_with = "nullable", skip_serializing_if = "Vec::is_empty")]
     pub external_ips: Vec<String>,
@@ -123,19 +123,19 @@ pub struct ServiceSpec {
     #[prost(string, tag = "7")]
     #[serde(deserialize_with = "nullable", skip_serializing_if = "String::is_empty")]
     pub session_affinity: String,
-    /// Who may use the load balancer's addresses.
+    /// CIDRs of the clients that may use the load balancer's addresses.
     #[prost(string, repeated, tag = "9")]
     #[serde(deserialize_with = "nullable", skip_serializing_if = "Vec::is_empty")]
     pub load_balancer_source_ranges: Vec<String>,
-    /// `Cluster` or `Local`.
+    /// `Cluster` or `Local`, for all addresses except the cluster address.
     #[prost(string, tag = "11")]
     #[serde(deserialize_with = "nullable", skip_serializing_if = "String::is_empty")]
     pub external_traffic_policy: String,
-    /// Where load balancers ask whether this node has endpoints.
+    /// The port on which load balancers ask whether this node has endpoints.
     #[prost(int32, tag = "12")]
     #[serde(deserialize_with = "nullable", skip_serializing_if = "is_zero")]
     pub health_check_node_port: i32,
-    /// Details of `session_affinity`.
+    /// The timeout of `session_affinity`.
     #[prost(message, optional, tag = "14")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_affinity_config: Option<SessionAffinityConfig>,
@@ -143,7 +143,7 @@ pub struct ServiceSpec {
     #[prost(string, repeated, tag = "19")]
     #[serde(deserialize_with = "nullable", skip_serializing_if = "Vec::is_empty")]
     pub ip_families: Vec<String>,
-    /// `Cluster` or `Local`.
+    /// `Cluster` or `Local`, for the cluster address.
     #[prost(string, optional, tag = "22")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub internal_traffic_policy: Option<String>,
@@ -153,7 +153,7 @@ pub struct ServiceSpec {
 #[derive(Clone, PartialEq, Message, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServicePort {
-    /// The port's name.
+    /// Matches the name of a slice's port.
     #[prost(string, tag = "1")]
     #[serde(deserialize_with = "nullable", skip_serializing_if = "String::is_empty")]
     pub name: String,
@@ -161,7 +161,7 @@ pub struct ServicePort {
     #[prost(string, tag = "2")]
     #[serde(deserialize_with = "nullable", skip_serializing_if = "String::is_empty")]
     pub protocol: String,
-    /// The port of all addresses.
+    /// The number on cluster, external and load-balancer addresses.
     #[prost(int32, tag = "3")]
     pub port: i32,
     /// The port on every node; 0 for none.
@@ -174,7 +174,7 @@ pub struct ServicePort {
 #[derive(Clone, PartialEq, Message, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SessionAffinityConfig {
-    /// Details of `ClientIP` affinity.
+    /// Holds the timeout.
     #[prost(message, optional, tag = "1")]
     #[serde(rename = "clientIP", skip_serializing_if = "Option::is_none")]
     pub client_ip: Option<ClientIpConfig>,
@@ -184,7 +184,7 @@ pub struct SessionAffinityConfig {
 #[derive(Clone, PartialEq, Message, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClientIpConfig {
-    /// How long a client stays with its endpoint after its last connection.
+    /// For how long a client keeps its endpoint after its last connection.
     #[prost(int32, optional, tag = "1")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<i32>,
@@ -194,7 +194,7 @@ pub struct ClientIpConfig {
 #[derive(Clone, PartialEq, Message, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServiceStatus {
-    /// What the load balancer offers.
+    /// Only set for type `LoadBalancer`.
     #[prost(message, required, tag = "1")]
     #[serde(deserialize_with = "nullable")]
     pub load_balancer: LoadBalancerStatus,
@@ -204,7 +204,7 @@ pub struct ServiceStatus {
 #[derive(Clone, PartialEq, Message, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LoadBalancerStatus {
-    /// The addresses.
+    /// One entry per address.
     #[prost(message, repeated, tag = "1")]
     #[serde(deserialize_with = "nullable", skip_serializing_if = "Vec::is_empty")]
     pub ingress: Vec<LoadBalancerIngress>,
@@ -214,7 +214,7 @@ pub struct LoadBalancerStatus {
 #[derive(Clone, PartialEq, Message, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LoadBalancerIngress {
-    /// The address.
+    /// Empty if the load balancer has a host name only.
     #[prost(string, tag = "1")]
     #[serde(deserialize_with = "nullable", skip_serializing_if = "String::is_empty")]
     pub ip: String,
@@ -224,14 +224,14 @@ pub struct LoadBalancerIngress {
     pub ip_mode: Option<String>,
 }
 
-/// An EndpointSlice.
+/// A `discovery.k8s.io/v1` EndpointSlice.
 #[derive(Clone, PartialEq, Message, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EndpointSlice {
-    /// Who it is, and of which Service (by label).
+    /// Name and namespace, and the Service as a label.
     #[prost(message, required, tag = "1")]
     pub metadata: Metadata,
-    /// The endpoints.
+    /// Usually at most 100 per slice.
     #[prost(message, repeated, tag = "2")]
     #[serde(deserialize_with = "nullable")]
     pub endpoints: Vec<Endpoint>,
@@ -248,11 +248,11 @@ pub struct EndpointSlice {
 #[derive(Clone, PartialEq, Message, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Endpoint {
-    /// Its addresses; only the first counts.
+    /// Only the first address is used.
     #[prost(string, repeated, tag = "1")]
     #[serde(deserialize_with = "nullable")]
     pub addresses: Vec<String>,
-    /// Its state.
+    /// Absent conditions have defaults.
     #[prost(message, optional, tag = "2")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub conditions: Option<EndpointConditions>,
@@ -260,39 +260,39 @@ pub struct Endpoint {
     #[prost(string, optional, tag = "6")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
-    /// Who should use it.
+    /// Topology hints.
     #[prost(message, optional, tag = "8")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hints: Option<EndpointHints>,
 }
 
-/// The state of an endpoint.
+/// The conditions of an endpoint.
 #[derive(Clone, Copy, PartialEq, Message, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EndpointConditions {
-    /// Takes traffic; absent means yes.
+    /// Accepts new connections; absent means yes.
     #[prost(bool, optional, tag = "1")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready: Option<bool>,
-    /// Answers, perhaps while going away; absent means yes.
+    /// Answers requests, possibly while terminating; absent means yes.
     #[prost(bool, optional, tag = "2")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serving: Option<bool>,
-    /// Is going away; absent means no.
+    /// Being shut down; absent means no.
     #[prost(bool, optional, tag = "3")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub terminating: Option<bool>,
 }
 
-/// Who should use an endpoint.
+/// Topology hints: which zones or nodes should use an endpoint.
 #[derive(Clone, PartialEq, Message, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EndpointHints {
-    /// Zones.
+    /// Zones whose nodes should use it.
     #[prost(message, repeated, tag = "1")]
     #[serde(deserialize_with = "nullable", skip_serializing_if = "Vec::is_empty")]
     pub for_zones: Vec<Hint>,
-    /// Nodes.
+    /// Nodes that should use it.
     #[prost(message, repeated, tag = "2")]
     #[serde(deserialize_with = "nullable", skip_serializing_if = "Vec::is_empty")]
     pub for_nodes: Vec<Hint>,
@@ -302,7 +302,7 @@ pub struct EndpointHints {
 #[derive(Clone, PartialEq, Message, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Hint {
-    /// Its name.
+    /// The zone's or the node's name.
     #[prost(string, tag = "1")]
     pub name: String,
 }
@@ -324,18 +324,18 @@ pub struct EndpointPort {
     pub port: Option<i32>,
 }
 
-/// A Node.
+/// A `v1` Node.
 #[derive(Clone, PartialEq, Message, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Node {
-    /// Who it is, and in which zone (by label).
+    /// The name, and the zone as a label.
     #[prost(message, required, tag = "1")]
     pub metadata: Metadata,
-    /// What is wanted.
+    /// Taints and pod ranges.
     #[prost(message, required, tag = "2")]
     #[serde(deserialize_with = "nullable")]
     pub spec: NodeSpec,
-    /// What is.
+    /// The node's addresses.
     #[prost(message, required, tag = "3")]
     #[serde(deserialize_with = "nullable")]
     pub status: NodeStatus,
@@ -345,7 +345,7 @@ pub struct Node {
 #[derive(Clone, PartialEq, Message, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeSpec {
-    /// Taints.
+    /// Only the cluster autoscaler's taint is used.
     #[prost(message, repeated, tag = "5")]
     #[serde(deserialize_with = "nullable", skip_serializing_if = "Vec::is_empty")]
     pub taints: Vec<Taint>,
@@ -359,7 +359,7 @@ pub struct NodeSpec {
 #[derive(Clone, PartialEq, Message, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Taint {
-    /// Its key.
+    /// Value and effect are not read.
     #[prost(string, tag = "1")]
     pub key: String,
 }
@@ -368,7 +368,7 @@ pub struct Taint {
 #[derive(Clone, PartialEq, Message, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeStatus {
-    /// Its addresses.
+    /// In the order of preference within a type.
     #[prost(message, repeated, tag = "5")]
     #[serde(deserialize_with = "nullable", skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<NodeAddress>,
@@ -381,19 +381,19 @@ pub struct NodeAddress {
     /// `InternalIP`, `ExternalIP`, `Hostname`, ...
     #[prost(string, tag = "1")]
     pub r#type: String,
-    /// The address.
+    /// An IP address or a host name, depending on the type.
     #[prost(string, tag = "2")]
     pub address: String,
 }
 
-/// A ServiceCIDR.
+/// A `networking.k8s.io` ServiceCIDR.
 #[derive(Clone, PartialEq, Message, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServiceCidr {
-    /// Who it is.
+    /// Name, namespace and labels.
     #[prost(message, required, tag = "1")]
     pub metadata: Metadata,
-    /// What is wanted.
+    /// The ranges.
     #[prost(message, required, tag = "2")]
     pub spec: ServiceCidrSpec,
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 pub struct Name(Arc<Box<str>>);
 
 impl Name {
-    /// The text.
+    /// The text of the name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -63,7 +63,7 @@ impl Interner {
         name
     }
 
-    /// Forgets names that nothing else uses any more.
+    /// Drops names that nothing else uses.
     pub fn prune(&mut self) {
         self.names.retain(|name| Arc::strong_count(&name.0) > 1);
     }
@@ -89,12 +89,12 @@ impl NamespacedName {
         NamespacedName(format!("{namespace}/{name}").into())
     }
 
-    /// The namespace.
+    /// The part before the slash.
     pub fn namespace(&self) -> &str {
         self.parts().0
     }
 
-    /// The name inside the namespace.
+    /// The part after the slash.
     pub fn name(&self) -> &str {
         self.parts().1
     }
@@ -124,19 +124,19 @@ impl fmt::Debug for NamespacedName {
 /// A transport protocol that Services can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
-    /// TCP.
+    /// IP protocol 6.
     Tcp,
-    /// UDP.
+    /// IP protocol 17.
     Udp,
-    /// SCTP.
+    /// IP protocol 132.
     Sctp,
 }
 
 impl Protocol {
-    /// All of them.
+    /// Every protocol, each once.
     pub const ALL: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 
-    /// Reads Kubernetes' spelling; empty means TCP, as the API defaults it.
+    /// Parses Kubernetes' spelling. An empty text means TCP, the API's default.
     pub fn parse(text: &str) -> Option<Protocol> {
         match text {
             "TCP" | "" => Some(Protocol::Tcp),
@@ -146,7 +146,7 @@ impl Protocol {
         }
     }
 
-    /// Kubernetes' spelling.
+    /// Kubernetes' spelling: `TCP`, `UDP` or `SCTP`.
     pub fn as_str(self) -> &'static str {
         match self {
             Protocol::Tcp => "TCP",
@@ -155,7 +155,7 @@ impl Protocol {
         }
     }
 
-    /// The spelling of kernel tools.
+    /// The spelling of kernel tools: `tcp`, `udp` or `sctp`.
     pub fn as_lower(self) -> &'static str {
         match self {
             Protocol::Tcp => "tcp",
@@ -188,11 +188,11 @@ impl fmt::Display for Protocol {
 /// The identity of one port of a Service: its number is not part of it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortName {
-    /// The Service.
+    /// The Service that has the port.
     pub service: NamespacedName,
-    /// The port's name, possibly empty.
+    /// Empty for the only port of a Service, which needs no name.
     pub port: Name,
-    /// The port's protocol.
+    /// Two ports may differ in nothing but this.
     pub protocol: Protocol,
 }
 

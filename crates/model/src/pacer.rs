@@ -1,7 +1,6 @@
 //! When to sync: at once after a quiet time, in gathered steps under a burst, again soon after a failure.
 //!
-//! Time comes in as an argument. The engine asks [`Pacer::next_run`] how long it may wait for more events, and tells when a run starts and
-//! how it ended:
+//! Time is an argument. The engine asks [`Pacer::next_run`] how long it may wait for more events, and reports when a run starts and ends:
 //!
 //! ```
 //! # use portwarden_model::{Pacer, PacerConfig};
@@ -23,26 +22,26 @@ use std::time::{Duration, Instant};
 
 /// The first repetition of a failed run comes after this time, each further one after twice the time before.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
-/// Under a burst, changes are gathered for at most so many times what a run costs whatever it has to do: that part then takes at most an
-/// eleventh of the time.
+/// Under a burst, changes are gathered for at most this many times the fixed cost of a run: fixed costs then take at most an eleventh of
+/// the time.
 const GATHER_LIMIT: u32 = 10;
-/// Under a lasting burst changes are gathered for at least so long: to wake up for each of them costs time that no run sees.
+/// Under a lasting burst, changes are gathered for at least this long: waking up for each of them costs time that no run measures.
 const BURST_GATHER: Duration = Duration::from_millis(2);
-/// Changes are never gathered for longer.
+/// The upper limit for gathering changes.
 const LONGEST_GATHER: Duration = Duration::from_secs(1);
 
 /// How often to sync.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PacerConfig {
-    /// The time from the end of a run to the start of the next, as given by the operator. Zero: as the cost of runs allows.
+    /// The operator's minimum time from the end of a run to the start of the next. Zero: adaptive, by the cost of runs.
     pub min_interval: Duration,
     /// The longest wait before a failed run is repeated.
     pub sync_period: Duration,
-    /// A run happens at least this often, requested or not. Never taken to be shorter than `min_interval`.
+    /// A run happens at least this often, requested or not; at least `min_interval`.
     pub max_interval: Duration,
 }
 
-/// Adaptive, with the periods that kube-proxy has.
+/// Adaptive, with kube-proxy's periods.
 impl Default for PacerConfig {
     fn default() -> Self {
         PacerConfig {
@@ -57,18 +56,18 @@ impl Default for PacerConfig {
 #[derive(Debug, Clone)]
 pub struct Pacer {
     config: PacerConfig,
-    /// When the oldest request came that no run has served yet.
+    /// The time of the oldest request that no run has served yet.
     requested: Option<Instant>,
     running: bool,
-    /// The end of the last run, or the beginning of all.
+    /// The end of the last run; before the first run, the time of creation.
     since: Instant,
-    /// What the last run cost; `None` before the first one, which waits for nothing.
+    /// The duration of the last run; `None` before the first run, which never waits.
     cost: Option<Duration>,
-    /// What a run costs whatever it has to do: the least since the last quiet time.
+    /// The fixed cost of a run, estimated as the shortest run since the last quiet time.
     least_cost: Duration,
     /// How many runs in a row have failed.
     failures: u32,
-    /// How many runs in a row came without a quiet time before them.
+    /// How many runs in a row started without a quiet time before them.
     burst: u32,
 }
 
@@ -88,22 +87,22 @@ impl Pacer {
         }
     }
 
-    /// Asks for a run. Any number of requests before it starts are served by one run; those that come while it runs, by another.
+    /// Requests a run. One run serves all requests made before it starts; requests made while it runs need another.
     pub fn request(&mut self, now: Instant) {
         self.requested.get_or_insert(now);
     }
 
-    /// When the next run is due, which may be in the past. `None` while one is under way, or if none is in sight.
+    /// When the next run is due, possibly in the past. `None` while a run is in progress.
     pub fn next_run(&self) -> Option<Instant> {
         if self.running {
             return None;
         }
-        let asked = self.requested.and_then(|requested| match self.cost {
+        let requested = self.requested.and_then(|requested| match self.cost {
             None => Some(requested),
             Some(_) => self.since.checked_add(self.pause()).map(|ready| ready.max(requested)),
         });
-        let unasked = self.since.checked_add(self.longest_wait());
-        [asked, unasked].into_iter().flatten().min()
+        let unrequested = self.since.checked_add(self.longest_wait());
+        [requested, unrequested].into_iter().flatten().min()
     }
 
     /// Whether a run is due.
@@ -128,26 +127,25 @@ impl Pacer {
         self.failures = if ok { 0 } else { self.failures.saturating_add(1) };
     }
 
-    /// Goes on with other periods.
+    /// Changes the periods, effective for the next run.
     pub fn set_config(&mut self, config: PacerConfig) {
         self.config = config;
     }
 
-    /// The time after a run in which nothing starts.
+    /// The minimum time between a run and the next requested one.
     fn pause(&self) -> Duration {
         if self.is_adaptive() { self.gather(1u32.checked_shl(self.burst)) } else { self.config.min_interval }
     }
 
-    /// A request that comes later than this after a run is no part of a burst.
+    /// A request that comes later than this after a run starts a new burst.
     fn quiet_time(&self) -> Duration {
         self.gather(None)
     }
 
-    /// So many times what a run costs at least, within the limits; no number means as long as they allow.
+    /// The given multiple of the fixed cost, within the limits; `None` means the largest multiple.
     ///
-    /// Waiting saves only that part: what each change costs is the same, sooner or later. Would the whole cost count, then the more
-    /// changes are gathered, the longer the next ones would be gathered, up to the limit. But syncing never takes more than half of
-    /// the time.
+    /// Waiting saves fixed cost only: the cost per change stays the same. If the whole cost counted, gathering more changes would make the
+    /// next gathering longer, up to the limit. The pause is at least as long as the last run, so syncs take at most half of the time.
     fn gather(&self, times: Option<u32>) -> Duration {
         let Some(cost) = self.cost else { return Duration::ZERO };
         let times = times.unwrap_or(GATHER_LIMIT).min(GATHER_LIMIT);
@@ -155,7 +153,7 @@ impl Pacer {
         self.least_cost.saturating_mul(times).max(cost).max(shortest).min(LONGEST_GATHER)
     }
 
-    /// The time after a run at which the next one starts by itself.
+    /// The time after a run at which the next one starts without a request.
     fn longest_wait(&self) -> Duration {
         let longest = self.config.max_interval.max(self.config.min_interval);
         match self.failures {

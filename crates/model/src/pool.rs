@@ -1,4 +1,4 @@
-//! Pools: the endpoints that a frontend may use, packed tightly and shared.
+//! Pools: the endpoints that a frontend may use, packed and shared between frontends.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -9,20 +9,20 @@ use crate::object::Conditions;
 /// One endpoint of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Backend {
-    /// The endpoint's address.
+    /// The pod's address, as the EndpointSlice gives it.
     pub ip: IpAddr,
-    /// The port on which it answers, not that of the Service.
+    /// The target port on the pod, not the Service's port.
     pub port: u16,
     /// Whether it runs on this node.
     pub local: bool,
-    /// Its share of new connections, relative to the other endpoints of a pool. 1 for all of them so far.
+    /// Share of new connections, relative to the other endpoints of the pool. Currently always 1.
     pub weight: u16,
-    /// Whether it is ready, serving, terminating. A dataplane that drains endpoints reads it; which endpoints are used is decided already.
+    /// For dataplanes that drain terminating endpoints. Endpoint selection is already done.
     pub conditions: Conditions,
 }
 
 impl Backend {
-    /// A ready endpoint with the usual weight.
+    /// A ready endpoint with weight 1.
     pub fn new(address: SocketAddr, local: bool) -> Self {
         let conditions = Conditions { ready: true, serving: true, terminating: false };
         Backend { ip: address.ip(), port: address.port(), local, weight: 1, conditions }
@@ -49,7 +49,7 @@ struct Entry<const N: usize> {
     ip: [u8; N],
     port: [u8; 2],
     weight: [u8; 2],
-    /// Where it runs and its conditions: one bit each.
+    /// One bit each: local, ready, serving, terminating.
     flags: u8,
 }
 
@@ -93,7 +93,7 @@ impl<const N: usize> Entry<N> {
 }
 
 impl Pool {
-    /// Packs endpoints of one family, which come in the right order.
+    /// Packs endpoints of one family. The caller has sorted them.
     pub fn new(backends: &[Backend]) -> Pool {
         match backends.first() {
             None => Pool(None),
@@ -104,7 +104,7 @@ impl Pool {
         }
     }
 
-    /// How many endpoints there are.
+    /// The number of endpoints.
     pub fn len(&self) -> usize {
         match self.0.as_deref() {
             None => 0,
@@ -113,7 +113,7 @@ impl Pool {
         }
     }
 
-    /// Whether there is no endpoint.
+    /// Whether the pool has no endpoint.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -136,7 +136,7 @@ impl Pool {
         self.iter().any(|backend| backend.address() == address)
     }
 
-    /// Whether both are the same allocation, which makes comparing them free.
+    /// Whether both share one allocation. Cheaper than comparing contents.
     pub fn shares_with(&self, other: &Pool) -> bool {
         match (&self.0, &other.0) {
             (Some(a), Some(b)) => Arc::ptr_eq(a, b),

@@ -1,15 +1,15 @@
-//! What is wrong with an object: reported once, never fatal.
+//! Problems of objects: reported once, never fatal.
 
 use std::fmt;
 
-/// One part of an object that cannot be used, and why.
+/// A field of an object that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Problem {
     /// Kind and name of the object, for example `Service demo/web`.
     pub object: String,
     /// The path of the field, for example `spec.externalIPs[2]`.
     pub field: String,
-    /// What is wrong and what happens instead.
+    /// What is wrong, and what Portwarden does instead.
     pub text: String,
 }
 
@@ -19,7 +19,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Collects what is wrong with one object while it is read.
+/// Collects the problems of one object while it is parsed.
 #[derive(Debug, Default)]
 pub(crate) struct Problems {
     object: String,
@@ -27,17 +27,17 @@ pub(crate) struct Problems {
 }
 
 impl Problems {
-    /// For the object with this kind and name.
+    /// Starts a collection for the object of this kind and name.
     pub(crate) fn of(kind: &str, name: impl fmt::Display) -> Self {
         Problems { object: format!("{kind} {name}"), found: Vec::new() }
     }
 
-    /// Notes a problem.
+    /// Records a problem.
     pub(crate) fn add(&mut self, field: impl Into<String>, text: impl Into<String>) {
         self.found.push(Problem { object: self.object.clone(), field: field.into(), text: text.into() });
     }
 
-    /// All that was found.
+    /// The recorded problems, in order.
     pub(crate) fn into_vec(self) -> Vec<Problem> {
         self.found
     }

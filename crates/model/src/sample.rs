@@ -1,4 +1,4 @@
-//! Small objects for tests: complete by themselves, changed only where a test cares.
+//! Small complete objects for tests; a test changes only the fields it is about.
 
 use std::net::IpAddr;
 
@@ -169,7 +169,7 @@ pub(crate) fn service_cidr(name: &str, cidrs: &[&str]) -> manifest::ServiceCidr 
     cidr
 }
 
-/// What a source would tell about a manifest.
+/// The event that a source would send for a manifest.
 pub(crate) trait ToEvent {
     fn event(&self) -> Event;
 }

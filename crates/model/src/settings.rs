@@ -1,13 +1,14 @@
-//! What the operator decided and no object tells.
+//! The operator's settings that the desired state depends on.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
 use crate::name::Name;
+use crate::node_port_addresses::NodePortRange;
 use crate::timestamp::Timestamp;
 
-/// How traffic from pods of this node (or cluster) is told from all other traffic.
+/// `detectLocalMode`: how traffic from pods of this node (or cluster) is identified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DetectLocal {
     /// By source address within the cluster's pod ranges; the first of each family counts.
@@ -16,31 +17,18 @@ pub enum DetectLocal {
     NodeCidr,
     /// By arrival on this bridge.
     BridgeInterface(Name),
-    /// By arrival on an interface whose name starts like this.
+    /// By arrival on an interface whose name has this prefix.
     InterfaceNamePrefix(Name),
     /// Not at all.
     Off,
 }
 
-/// One entry of `nodePortAddresses`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NodePortRange {
-    /// Addresses in this range.
-    Cidr(IpNet),
-    /// The Node's own addresses.
-    Primary,
-    /// Loopback addresses.
-    Localhost,
-    /// All addresses.
-    All,
-}
-
-/// The settings that endpoint choice and frontends depend on.
+/// The settings that endpoint selection and frontends depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// The name of the Node we run on.
     pub node_name: Name,
-    /// How pod traffic is told.
+    /// How pod traffic is identified.
     pub detect_local: DetectLocal,
     /// Masquerade all traffic to cluster addresses.
     pub masquerade_all: bool,
@@ -52,7 +40,7 @@ pub struct Settings {
     pub reserved_ports: Vec<u16>,
     /// An explicit address of this node, which replaces the Node's address of its family.
     pub bind_address: Option<IpAddr>,
-    /// When the process started: older trigger times say nothing about it.
+    /// When the process started. Changes with an older trigger time are not measured.
     pub started: Timestamp,
 }
 

@@ -1,29 +1,28 @@
-//! Which flows the kernel should forget, because they lead to where they should no longer go.
+//! Which conntrack entries are stale: they lead to an endpoint that must no longer be used.
 //!
-//! The kernel remembers for every UDP flow the endpoint it was sent to, and as long as packets come it never asks again. A client that
-//! keeps one socket open would thus talk to a pod that is gone for ever. TCP and SCTP notice by themselves and are left alone, but for
-//! one case: see [below](#connections-that-never-began).
+//! conntrack remembers the endpoint of every UDP flow. As long as packets arrive, the rules are not consulted again, so a client that
+//! keeps its socket open would send to a deleted pod for ever. TCP and SCTP detect a dead peer themselves and are left alone, with
+//! one exception: see [below](#connections-that-never-began).
 //!
 //! | UDP flow to | is stale if its endpoint |
 //! |---|---|
-//! | a frontend | does not answer any more: it is not in [`ProxiedPort::serving`] (readiness, termination and hints do not matter) |
-//! | a frontend whose policy is Local for this client | does not answer any more, or runs on another node |
-//! | a frontend that is gone ([`Changes::gone`]) | is an endpoint at all, that is, if the flow was redirected |
+//! | a frontend | is not a serving endpoint in [`ProxiedPort::endpoints`] (readiness, termination and hints do not matter) |
+//! | a frontend whose policy is Local for this client | is not serving, or runs on another node |
+//! | a deleted frontend ([`Changes::gone`]) | is any endpoint, that is, the flow was redirected |
 //! | anything else | never |
 //!
-//! A flow to a frontend that was never redirected is stale too: it began before the frontend's rules were there. Node ports count on
-//! this host's own addresses only, so that a flow to the same port of another host is left alone; that also makes it safe to clean up
-//! after a node port without endpoints. A flow from a pod is told from others by its source address; where pods are told by their
-//! interface instead, an endpoint on another node is never held against a flow to an external frontend.
+//! A flow to a frontend that was never redirected is stale, too: it began before the frontend's rules existed. Node ports match on
+//! this host's own addresses only, so a flow to the same port of another host is left alone; this also makes it safe to clean up
+//! after a node port without endpoints. A flow from a pod is identified by its source address. Where pod traffic is identified by
+//! interface instead, a flow to an external frontend may keep an endpoint on another node.
 //!
 //! # Connections that never began
-//! While rules are missing, because somebody flushed them, the first packet of a TCP connection is remembered as one that is not
-//! redirected. The kernel keeps that for two minutes: neither the repeated packets of that connection nor a later one from the same
-//! port of the client would be redirected, whatever the rules say. So once rules were put back, such flows are stale too, as long as
-//! nobody answered.
+//! While rules are missing, because another process flushed them, conntrack records the first packet of a TCP connection as not
+//! redirected. It keeps the entry for two minutes, and neither retransmissions nor a new connection from the same client port are
+//! redirected meanwhile, whatever the rules say. After a repair such flows are stale, too, unless they were answered.
 //!
-//! Compared with the reference, this also covers deleted Services, removed addresses and node ports, node ports without endpoints and
-//! policies that became Local; and it is asked for by any change to a Service with UDP ports, not only by changed slices.
+//! Unlike kube-proxy's clean-up, this also covers deleted Services, removed addresses and node ports, node ports without endpoints and
+//! policies that became Local. Any change to a Service with UDP ports triggers it, not only a changed slice.
 
 #[cfg(test)]
 mod tests;
@@ -32,23 +31,22 @@ use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
 use crate::changes::Changes;
-use crate::desired::{
-    Desired, Frontend, LoopbackNodePorts, NodeView, PodTraffic, PoolKind, ProxiedPort, Verdict,
-};
+use crate::desired::{Desired, Frontend, NodeView, PodTraffic, PoolKind, ProxiedPort, Verdict};
 use crate::name::Protocol;
+use crate::node_port_addresses::LoopbackNodePorts;
 
-/// One connection as the kernel's tracking knows it.
+/// One conntrack entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flow {
-    /// Its protocol.
+    /// Transport protocol; entries of other protocols are not listed.
     pub protocol: Protocol,
-    /// Who sends, before any rewriting.
+    /// The client's address, before any rewriting.
     pub source: IpAddr,
-    /// Where the sender sends to, before any rewriting.
+    /// Where the client sends to, before any rewriting.
     pub destination: SocketAddr,
-    /// Who answers: the endpoint, if the flow was redirected, and else the destination itself.
+    /// Where replies come from: the endpoint if the flow was redirected, otherwise the destination itself.
     pub reply_source: SocketAddr,
-    /// Whether anything ever came back.
+    /// Whether a reply was ever seen.
     pub answered: bool,
 }
 
@@ -58,23 +56,23 @@ impl Flow {
     }
 }
 
-/// Knows which flows of one family are stale. Building it costs time in proportion to the UDP endpoints, each question next to none.
+/// Decides which flows of one family are stale. Building it takes time in proportion to the UDP endpoints; each lookup is constant.
 #[derive(Debug)]
 pub struct StaleFlows<'a> {
     node: &'a NodeView,
     host_addresses: HashSet<IpAddr>,
-    frontends: HashMap<Place, Rule>,
-    gone: HashSet<Place>,
-    /// For each UDP port by its number: who answers there, and whether on this node.
+    frontends: HashMap<FrontendKey, Rule>,
+    gone: HashSet<FrontendKey>,
+    /// The serving endpoints of each UDP port, by the port's number, and whether they run on this node.
     serving: HashMap<(u32, SocketAddr), bool>,
-    /// Where connections begin that must be redirected, if rules may have been missing.
-    beginnings: HashSet<(Protocol, Place)>,
+    /// Frontends whose connections must be redirected; filled when rules may have been missing.
+    must_redirect: HashSet<(Protocol, FrontendKey)>,
 }
 
-/// Where a frontend is: its address (none for node ports) and port.
-type Place = (Option<IpAddr>, u16);
+/// Address (none for node ports) and port of a frontend.
+type FrontendKey = (Option<IpAddr>, u16);
 
-/// What holds for flows to one frontend.
+/// Which endpoints the flows to one frontend may keep.
 #[derive(Debug, Clone, Copy)]
 struct Rule {
     /// The UDP port, as numbered in [`StaleFlows::serving`].
@@ -86,8 +84,8 @@ struct Rule {
 }
 
 impl<'a> StaleFlows<'a> {
-    /// What is stale after these changes. `None` if they cannot have made any flow stale, which saves listing all flows. After a failed sync the
-    /// same changes come again, so nothing is forgotten.
+    /// What is stale after these changes. `None` if they cannot have made any flow stale, which saves listing all flows. A failed sync is repeated
+    /// with the same changes, so no flow is missed.
     pub fn after(changes: &Changes, desired: &'a Desired, host_addresses: &[IpAddr]) -> Option<Self> {
         if !changes.udp && !changes.full && changes.gone.is_empty() {
             return None;
@@ -98,7 +96,7 @@ impl<'a> StaleFlows<'a> {
             frontends: HashMap::new(),
             gone: HashSet::new(),
             serving: HashMap::new(),
-            beginnings: HashSet::new(),
+            must_redirect: HashSet::new(),
         };
         for (number, port) in (0u32..).zip(desired.ports().filter(|port| port.protocol() == Protocol::Udp)) {
             stale.add(number, port);
@@ -107,7 +105,7 @@ impl<'a> StaleFlows<'a> {
         stale.gone = gone.map(|gone| (gone.ip, gone.port)).collect();
         if changes.full {
             for port in desired.ports().filter(|port| port.protocol() != Protocol::Udp) {
-                stale.beginnings.extend(places_of(port).map(|(place, _)| (port.protocol(), place)));
+                stale.must_redirect.extend(frontend_keys(port).map(|(key, _)| (port.protocol(), key)));
             }
         }
         Some(stale)
@@ -117,15 +115,15 @@ impl<'a> StaleFlows<'a> {
     pub fn is_stale(&self, flow: &Flow) -> bool {
         let (ip, port) = (flow.destination.ip(), flow.destination.port());
         let node_port = self.is_node_port_address(ip).then_some((None, port));
-        let mut places = [Some((Some(ip), port)), node_port].into_iter().flatten();
+        let mut keys = [Some((Some(ip), port)), node_port].into_iter().flatten();
         if flow.protocol != Protocol::Udp {
             let never_began = !flow.answered && !flow.is_redirected();
-            return never_began && places.any(|place| self.beginnings.contains(&(flow.protocol, place)));
+            return never_began && keys.any(|key| self.must_redirect.contains(&(flow.protocol, key)));
         }
-        for place in places {
-            // What exists again is not gone, whatever an earlier sync left to do.
-            if let Some(rule) = self.frontends.get(&place) {
-                return !self.may_stay(rule, flow);
+        for key in keys {
+            // A frontend that exists again is not gone, even if a failed sync still lists it as gone.
+            if let Some(rule) = self.frontends.get(&key) {
+                return !self.is_current(rule, flow);
             }
         }
         let was_node_port = || self.host_addresses.contains(&ip) && self.gone.contains(&(None, port));
@@ -136,19 +134,19 @@ impl<'a> StaleFlows<'a> {
         for backend in port.endpoints.iter().filter(|backend| backend.conditions.serving) {
             self.serving.insert((number, backend.address()), backend.local);
         }
-        for (place, frontend) in places_of(port) {
-            self.frontends.insert(place, Rule::of(number, frontend));
+        for (key, frontend) in frontend_keys(port) {
+            self.frontends.insert(key, Rule::of(number, frontend));
         }
     }
 
-    fn may_stay(&self, rule: &Rule, flow: &Flow) -> bool {
+    fn is_current(&self, rule: &Rule, flow: &Flow) -> bool {
         let Some(local) = self.serving.get(&(rule.port, flow.reply_source)) else { return false };
         let must_be_local =
             if self.is_from_node(flow.source) { rule.local_from_node } else { rule.local_from_elsewhere };
         *local || !must_be_local
     }
 
-    /// Whether this may be a process of the host or, as far as addresses tell, a pod.
+    /// Whether the source may be a process of this host or a pod of the node, judging by its address.
     fn is_from_node(&self, source: IpAddr) -> bool {
         let maybe_pod = match &self.node.pod_traffic {
             PodTraffic::Unknown => false,
@@ -165,7 +163,7 @@ impl<'a> StaleFlows<'a> {
     }
 }
 
-fn places_of(port: &ProxiedPort) -> impl Iterator<Item = (Place, &Frontend)> {
+fn frontend_keys(port: &ProxiedPort) -> impl Iterator<Item = (FrontendKey, &Frontend)> {
     port.active_frontends().map(|frontend| ((frontend.ip, frontend.port), frontend))
 }
 

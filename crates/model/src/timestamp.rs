@@ -9,17 +9,17 @@ pub struct Timestamp(i64);
 const NANOS: i64 = 1_000_000_000;
 
 impl Timestamp {
-    /// From nanoseconds since the epoch.
+    /// Converts from nanoseconds since the epoch.
     pub fn from_nanos(nanos: i64) -> Self {
         Timestamp(nanos)
     }
 
-    /// Nanoseconds since the epoch.
+    /// Converts to nanoseconds since the epoch.
     pub fn as_nanos(self) -> i64 {
         self.0
     }
 
-    /// Reads `2026-01-02T03:04:05.678Z` or the same with an offset such as `+02:00`.
+    /// Parses `2026-01-02T03:04:05.678Z` or the same with an offset such as `+02:00`.
     pub fn parse(text: &str) -> Option<Timestamp> {
         let (date, time) = text.split_once(['T', 't'])?;
         let mut date = date.splitn(3, '-');
@@ -66,7 +66,7 @@ impl fmt::Display for Timestamp {
     }
 }
 
-/// The offset from UTC in seconds, and what stands before it.
+/// The text before the offset, and the offset from UTC in seconds.
 fn split_offset(time: &str) -> Option<(&str, i64)> {
     if let Some(clock) = time.strip_suffix(['Z', 'z']) {
         return Some((clock, 0));

@@ -1,4 +1,4 @@
-//! Several frontends that want one address and port: who gets it, whatever comes first.
+//! Several frontends with one address and port: the winner does not depend on the order of events.
 
 use crate::changes::GoneFrontend;
 use crate::cluster::Cluster;
@@ -17,7 +17,7 @@ fn named(name: &str, ip: &str, change: impl FnOnce(&mut manifest::Service)) -> m
     })
 }
 
-/// Who has each frontend: `service exposure address:port`, without those that are shadowed.
+/// The owner of each frontend: `service exposure address:port`, without those that are shadowed.
 fn owners(cluster: &Cluster) -> Vec<String> {
     let mut owners: Vec<String> = cluster
         .desired(Family::V4)
@@ -145,7 +145,7 @@ fn addresses_can_be_swapped_at_once() {
     );
 }
 
-/// All orders of three Services that quarrel over two addresses, one of which then goes.
+/// All orders of three Services that contest two addresses, one of which is then removed.
 #[test]
 fn the_outcome_does_not_depend_on_the_order_of_events() {
     let quarrel = [
@@ -176,7 +176,7 @@ fn the_outcome_does_not_depend_on_the_order_of_events() {
     }
 }
 
-/// A UDP frontend that changes hands is not gone; one that nobody has any more is.
+/// A UDP frontend that moves to another Service is not gone; one that no Service has any more is.
 #[test]
 fn a_frontend_is_gone_only_when_nobody_has_it() {
     let udp = |name: &str, ip: &str, external: &[&str]| {

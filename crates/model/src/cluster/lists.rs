@@ -1,8 +1,8 @@
-//! Which lists came in, and which object belongs to the newest one.
+//! List generations: which objects the newest list of a kind contained.
 
 use crate::event::Kind;
 
-/// The lists of all kinds. Objects remember the generation of the list (or the watch after it) that brought them.
+/// The lists of all kinds. Each object stores the generation of the list, or of the watch after it, that delivered it.
 #[derive(Debug, Default)]
 pub(super) struct Lists {
     kinds: [List; 4],

@@ -1,4 +1,4 @@
-//! The cluster as the source tells it, and what follows from it for this node.
+//! The cluster as the source reports it, and the desired state that follows for this node.
 //!
 //! [`Cluster::apply`] stores one event and notes which Services it touches; [`Cluster::resolve`] brings [`Desired`] up to date for those
 //! alone. A change to one slice costs work in proportion to its one Service.
@@ -13,10 +13,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crate::changes::{Changes, GoneFrontend};
-use crate::choice::Why;
 use crate::claims::{Claims, Key};
 use crate::desired::{Desired, NodeView, ProxiedService};
-use crate::endpoints::Place;
+use crate::endpoint_selection::DecisionObserver;
+use crate::endpoints::NodeLocation;
 use crate::event::{Event, Kind};
 use crate::explain::{Explanation, Recorder};
 use crate::frontend::{Context, build};
@@ -32,27 +32,27 @@ use crate::timestamp::Timestamp;
 use lists::Lists;
 use store::Store;
 
-/// Objects in, desired state out.
+/// The objects of the cluster and the desired state that follows from them.
 #[derive(Debug)]
 pub struct Cluster {
     settings: Settings,
     store: Store,
     lists: Lists,
     host_addresses: Box<[IpAddr]>,
-    /// The Node's object is gone; what it said is retained.
+    /// The Node object was deleted; its last content is retained.
     node_deleted: bool,
-    /// The Node's zone, as all Services were last worked out with.
+    /// The Node's zone that all Services were last resolved with.
     zone: Option<Name>,
     families: PerFamily<State>,
     /// Not yet taken by [`Cluster::take_problems`].
     problems: Vec<Problem>,
 }
 
-/// What is kept for one family.
+/// The state of one family.
 #[derive(Debug)]
 struct State {
     desired: Desired,
-    /// What holds for the node now; [`Desired`] gets it together with the Services that depend on it.
+    /// The current view of the node. [`Desired`] gets it together with the Services that depend on it.
     node: NodeView,
     claims: Claims,
     dirty: BTreeSet<NamespacedName>,
@@ -60,7 +60,7 @@ struct State {
 }
 
 impl Cluster {
-    /// An empty cluster.
+    /// A cluster without objects, in which nothing was listed yet.
     pub fn new(settings: Settings) -> Self {
         let families = PerFamily::from_fn(|family| {
             let node = node_view(family, &settings, None, &[], [].iter());
@@ -84,7 +84,7 @@ impl Cluster {
         }
     }
 
-    /// Takes in one event. Returns whether something about the cluster is different now.
+    /// Applies one event. Returns whether it changed anything.
     pub fn apply(&mut self, event: Event) -> bool {
         match event {
             Event::ServiceApplied(service) => {
@@ -129,7 +129,7 @@ impl Cluster {
         }
     }
 
-    /// Whether every kind that decides about traffic was listed once: nothing may be written to the kernel before.
+    /// Whether Services and EndpointSlices were listed once. Nothing may be written to the kernel before.
     pub fn is_synced(&self) -> bool {
         self.lists.is_synced(Kind::Service) && self.lists.is_synced(Kind::EndpointSlice)
     }
@@ -139,7 +139,7 @@ impl Cluster {
         self.lists.is_synced(kind)
     }
 
-    /// Brings the desired state up to date and tells what differs.
+    /// Brings the desired state up to date and returns what differs.
     pub fn resolve(&mut self) -> PerFamily<Changes> {
         PerFamily::from_fn(|family| self.resolve_family(family))
     }
@@ -149,16 +149,16 @@ impl Cluster {
         &self.families[family].desired
     }
 
-    /// How many Services wait for the next [`Cluster::resolve`] in a family.
+    /// How many Services the next [`Cluster::resolve`] will look at in a family.
     pub fn pending(&self, family: Family) -> usize {
         self.families[family].dirty.len()
     }
 
-    /// Works everything out anew at the next [`Cluster::resolve`], with other settings.
+    /// Changes the settings. The next [`Cluster::resolve`] looks at every Service.
     pub fn set_settings(&mut self, settings: Settings) {
         if self.settings != settings {
             if self.settings.node_name != settings.node_name {
-                // What we know is about another Node; the source will bring ours.
+                // The stored Node is another one now; the source will bring ours.
                 self.store.forget_node();
                 self.node_deleted = false;
             }
@@ -189,42 +189,42 @@ impl Cluster {
         self.problems.extend(found.into_iter().filter(|problem| !known.contains(problem)));
     }
 
-    /// The settings in force.
+    /// The current settings.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// The addresses of this host's interfaces, as the source told them.
+    /// The addresses of this host's interfaces, from the last [`Event::HostAddresses`].
     pub fn host_addresses(&self) -> &[IpAddr] {
         &self.host_addresses
     }
 
-    /// Whether load balancers should send new traffic to this node: it is known and not going away.
+    /// Whether load balancers should send new traffic to this node: it is known and not being removed.
     pub fn is_node_eligible(&self) -> bool {
         self.store.node().is_some_and(|node| node.eligible)
     }
 
-    /// Whether the own Node was known once and then deleted.
+    /// Whether our Node was known and then deleted.
     pub fn is_node_deleted(&self) -> bool {
         self.node_deleted
     }
 
-    /// The own Node, once known; a deleted one as it was last, but not eligible.
+    /// Our Node, once known. A deleted Node keeps its last content, but is not eligible.
     pub fn node(&self) -> Option<&Node> {
         self.store.node()
     }
 
-    /// The family that the node itself prefers.
+    /// The node's primary family: that of its bind address or first address.
     pub fn primary_family(&self) -> Family {
         primary_family(&self.settings, self.store.node())
     }
 
-    /// The names of all known Services that are proxied.
+    /// All Services that are proxied in some family.
     pub fn service_names(&self) -> impl Iterator<Item = &NamespacedName> {
         self.store.service_names()
     }
 
-    /// Why a Service's frontends and endpoints are what they are, as of the last event. `None` if it is not proxied in this family.
+    /// The decisions about a Service and their reasons, as of the last event. `None` if it is not proxied in this family.
     pub fn explain(&self, name: &NamespacedName, family: Family) -> Option<Explanation> {
         let mut recorder = Recorder::default();
         let mut service = self.build(name, family, &mut recorder)?;
@@ -232,17 +232,22 @@ impl Cluster {
         Some(recorder.finish(service, self.store.slices(name), family))
     }
 
-    fn build(&self, name: &NamespacedName, family: Family, why: &mut impl Why) -> Option<ProxiedService> {
+    fn build(
+        &self,
+        name: &NamespacedName,
+        family: Family,
+        observer: &mut impl DecisionObserver,
+    ) -> Option<ProxiedService> {
         let context = Context {
             family,
             settings: &self.settings,
             node: &self.families[family].node,
-            place: Place {
+            location: NodeLocation {
                 node: self.settings.node_name.as_str(),
                 zone: self.zone.as_ref().map(Name::as_str),
             },
         };
-        build(self.store.service(name)?, self.store.slices(name), context, why)
+        build(self.store.service(name)?, self.store.slices(name), context, observer)
     }
 
     fn resolve_family(&mut self, family: Family) -> Changes {
@@ -257,7 +262,7 @@ impl Cluster {
             built.push((name, service));
         }
         let state = &mut self.families[family];
-        // Neighbours whose claim to an address was won or lost, and which did not change otherwise.
+        // Other Services that won or lost an address; they did not change otherwise.
         affected.retain(|name| built.binary_search_by(|(other, _)| other.cmp(name)).is_err());
         for name in affected {
             let service = state.desired.service(&name).map(|service| ProxiedService::clone(service));
@@ -296,13 +301,13 @@ impl Cluster {
         true
     }
 
-    /// A removal makes the times of a Service's earlier changes meaningless: they would tell of what is gone.
+    /// A removal makes the trigger times of earlier changes meaningless: they belong to endpoints that are gone.
     fn lose_slice(&mut self, service: &NamespacedName, family: Family) {
         self.families[family].trigger_times.remove(service);
         self.touch(service, family);
     }
 
-    /// Removes what the finished list did not bring.
+    /// Removes the objects that the finished list did not contain.
     fn finish_list(&mut self, kind: Kind) -> bool {
         let generation = self.lists.finish(kind);
         let mut changed = false;
@@ -329,8 +334,8 @@ impl Cluster {
         changed
     }
 
-    /// A deleted Node keeps its address and zone for us, and is no longer eligible for new traffic: forgetting the address would open node ports
-    /// that answer on it alone to every address of the host, while its pods still run.
+    /// Retains the address and zone of a deleted Node, and makes it ineligible for new traffic. Without the address, node ports restricted to it
+    /// would answer on every address of the host while its pods still run.
     fn retain_deleted_node(&mut self) -> bool {
         self.node_deleted = self.store.node().is_some();
         self.store.retain_node_as_ineligible()
@@ -345,7 +350,7 @@ impl Cluster {
         changed
     }
 
-    /// Has a Service worked out again, if it is proxied in this family or was.
+    /// Marks a Service for the next resolve, if it is or was proxied in this family.
     fn touch(&mut self, name: &NamespacedName, family: Family) {
         let is_proxied =
             self.store.service(name).is_some_and(|service| service.cluster_ips[family].is_some());
@@ -371,7 +376,7 @@ impl Cluster {
         changed
     }
 
-    /// The node, the host's addresses or the service ranges changed: see what follows.
+    /// The Node, the host's addresses or the service ranges changed: updates the views and marks the Services that depend on them.
     fn refresh_node_views(&mut self) {
         let zone = self.store.node().and_then(|node| node.zone.clone());
         let mut touch = self.zone != zone;
@@ -389,7 +394,7 @@ impl Cluster {
     }
 }
 
-/// Whether the difference between two views can change what any Service gets.
+/// Whether the difference between two views can change a Service's frontends.
 fn services_depend(new: &NodeView, old: &NodeView) -> bool {
     new.ip != old.ip || new.pod_traffic != old.pod_traffic
 }
@@ -412,7 +417,7 @@ impl State {
         }
     }
 
-    /// UDP frontends of an earlier state that nobody has any more.
+    /// UDP frontends of an earlier state that no Service has any more.
     fn gone<'a>(&'a self, old: &'a ProxiedService) -> impl Iterator<Item = GoneFrontend> + 'a {
         old.ports.iter().filter(|port| port.protocol() == Protocol::Udp).flat_map(|port| {
             port.frontends

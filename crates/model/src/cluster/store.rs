@@ -1,4 +1,4 @@
-//! The objects themselves. Slices are kept with their Service, so that one Service can be worked out by itself.
+//! Stores objects. Slices are stored with their Service, so that one Service can be resolved by itself.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,15 +10,15 @@ use crate::object::{EndpointSlice, Node, Service, ServiceCidr};
 
 #[derive(Debug, Default)]
 pub(super) struct Store {
-    /// Boxed, because a hash table keeps a good part of its room empty.
+    /// Boxed, because a hash table keeps a good part of its slots empty.
     services: HashMap<NamespacedName, Box<Entry>>,
-    /// Where each slice is: its label may change, and a delete does not say what it was.
+    /// The Service of each slice: its label may change, and a delete does not contain it.
     slices: HashMap<NamespacedName, SliceRecord>,
     node: Option<(Node, u32)>,
     service_cidrs: BTreeMap<Name, (ServiceCidr, u32)>,
 }
 
-/// A Service, its slices, or both: either can come first. Slices are sorted by name.
+/// A Service, its slices, or both: either can arrive first. Slices are sorted by name.
 #[derive(Debug, Default)]
 struct Entry {
     service: Option<Service>,
@@ -34,9 +34,9 @@ struct SliceRecord {
 
 /// What applying a slice did.
 pub(super) struct SliceOutcome {
-    /// The slice differs from what was known.
+    /// The slice differs from the stored one.
     pub(super) changed: bool,
-    /// It belonged to this Service or family before, which has lost it now.
+    /// The Service or family that the slice belonged to before and does not any more.
     pub(super) left: Option<(NamespacedName, Family)>,
 }
 
@@ -60,7 +60,7 @@ impl Store {
 
     pub(super) fn apply_slice(&mut self, mut slice: EndpointSlice, seen: u32) -> SliceOutcome {
         if let Some((known, _)) = self.services.get_key_value(&slice.service) {
-            // One text for the name of a Service, however many slices it has.
+            // All slices of a Service share one allocation of its name.
             slice.service = known.clone();
         }
         let record = SliceRecord { service: slice.service.clone(), seen };
@@ -77,7 +77,7 @@ impl Store {
                 SliceOutcome { changed: true, left: moved.then(|| (old.service.clone(), old.family())) }
             }
             Err(index) => {
-                // Most Services have one slice: room for more would be the largest part of what it takes.
+                // Most Services have one slice: spare capacity would take more memory than the slice's own header.
                 entry.slices.reserve_exact(1);
                 entry.slices.insert(index, slice);
                 SliceOutcome { changed: true, left }

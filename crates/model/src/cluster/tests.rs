@@ -1,4 +1,4 @@
-//! Sections 2.5, 3 and 5.6 of the model's rules: what each event changes, and what a resolve reports.
+//! What each event changes, and what a resolve reports.
 
 use super::*;
 use crate::manifest::{self, ANNOTATION_TRIGGER_TIME, LABEL_PROXY_NAME, LABEL_SERVICE_NAME};
@@ -31,7 +31,6 @@ fn udp_web() -> (manifest::Service, manifest::EndpointSlice) {
     (service, slice("web-1", "A R", |s| s.ports = vec![slice_port("http", "UDP", 8080)]))
 }
 
-/// Section 2.5, first rows.
 #[test]
 fn services_and_slices_may_come_in_any_order() {
     let mut cluster = cluster(&[&slice("web-1", "A R", |_| {})]);
@@ -44,7 +43,7 @@ fn services_and_slices_may_come_in_any_order() {
     assert_eq!(pool(&cluster), "A", "the slice was kept for it");
 }
 
-/// Section 2.5: removal of one slice only, and of unknown ones.
+/// Removal of one slice only, and of unknown ones.
 #[test]
 fn a_deleted_slice_takes_only_its_own_endpoints() {
     let mut cluster =
@@ -58,7 +57,7 @@ fn a_deleted_slice_takes_only_its_own_endpoints() {
     assert_eq!(pool(&cluster), "-");
 }
 
-/// Section 2.5, last row: an endpoint that moves is never missing in between.
+/// An endpoint that moves is never missing in between.
 #[test]
 fn an_endpoint_can_move_between_slices_without_a_gap() {
     let mut cluster =
@@ -69,7 +68,7 @@ fn an_endpoint_can_move_between_slices_without_a_gap() {
     assert_eq!(pool(&cluster), "A B");
 }
 
-/// Section 3.1: nothing, no ports and one port are three different things.
+/// Nothing, no ports and one port are three different things.
 #[test]
 fn a_service_without_ports_is_proxied_all_the_same() {
     let mut cluster = cluster(&[]);
@@ -77,8 +76,7 @@ fn a_service_without_ports_is_proxied_all_the_same() {
     assert!(cluster.desired(Family::V4).service(&demo("web")).is_some_and(|s| s.ports.is_empty()));
 }
 
-/// Section 3.5, rows in order. Where a change is taken back before the sync, we report nothing: the reference reports the Service
-/// with equal content.
+/// A change that is taken back before the sync is not reported; kube-proxy reports the Service with equal content.
 #[test]
 fn cases_of_one_sync() {
     let base = || cluster(&[&service(|_| {}), &slice("web-1", "A R", |_| {})]);
@@ -123,7 +121,6 @@ fn cases_of_one_sync() {
     assert_eq!(pools, ["-", "A"], "row 8: port renamed in slice");
 }
 
-/// Section 3.5, last rows, and section 3.3.
 #[test]
 fn cases_of_trigger_times() {
     let (start, t0, t1, t2) =
@@ -135,7 +132,7 @@ fn cases_of_trigger_times() {
             cluster.apply(event.clone());
         }
         let times: Vec<String> = cluster.resolve().v4.trigger_times.iter().map(ToString::to_string).collect();
-        assert!(cluster.resolve().v4.trigger_times.is_empty(), "they are told once");
+        assert!(cluster.resolve().v4.trigger_times.is_empty(), "they are reported once");
         times
     };
     let delete = || Event::SliceDeleted(demo("web-1"));
@@ -192,7 +189,7 @@ fn nothing_may_be_written_before_both_lists_are_in() {
     }
 }
 
-/// A new list removes exactly what it did not bring, and only once it is whole.
+/// A new list removes exactly the objects that it does not contain, and only once it is complete.
 #[test]
 fn a_new_list_replaces_the_old_one_without_a_gap() {
     let mut cluster = cluster(&[
@@ -222,7 +219,7 @@ fn a_new_list_replaces_the_old_one_without_a_gap() {
     assert_eq!(cidrs, ["10.97.0.0/16"]);
 }
 
-/// A list that breaks off says nothing about what it did not bring; the next one does.
+/// An interrupted list removes nothing; the next complete one does.
 #[test]
 fn an_interrupted_list_removes_nothing() {
     let other = service(|s| s.metadata.name = "other".to_owned());
@@ -248,7 +245,6 @@ fn a_listed_service_that_is_no_longer_ours_goes() {
     assert_eq!(cluster.desired(Family::V4).services().len(), 0);
 }
 
-/// Section 5.6, without the reference's delay.
 #[test]
 fn service_ranges_take_effect_at_once() {
     let mut cluster = cluster(&[&service_cidr("kubernetes", &["10.96.0.0/16"])]);
@@ -269,7 +265,7 @@ fn a_view_that_changes_and_goes_back_is_no_change() {
     assert_eq!(cluster.resolve(), PerFamily::default());
 }
 
-/// What is desired never shows a new node beside old Services.
+/// The desired state never combines a new node view with Services of the old one.
 #[test]
 fn the_desired_state_moves_as_a_whole() {
     let limited = service(|s| {
@@ -326,7 +322,7 @@ fn other_settings_work_everything_out_anew() {
     assert_eq!(cluster.node(), None, "what was known is another Node's");
 }
 
-/// Section 1.1: the label makes the Service leave; the source sees a delete.
+/// The label makes the Service leave; the source sees a delete.
 #[test]
 fn easy_to_miss_09_slices_of_excluded_services_are_kept() {
     let mut cluster = cluster(&[&service(|_| {}), &slice("web-1", "A R", |_| {})]);
@@ -339,7 +335,7 @@ fn easy_to_miss_09_slices_of_excluded_services_are_kept() {
     assert_eq!(pool(&cluster), "B");
 }
 
-/// The reference keeps the old Service's endpoints for ever; here they move.
+/// kube-proxy keeps the endpoints of the old Service for ever; here they move.
 #[test]
 fn easy_to_miss_08_a_slice_whose_service_changes_leaves_nothing_behind() {
     let other = service(|s| {
@@ -357,7 +353,7 @@ fn easy_to_miss_08_a_slice_whose_service_changes_leaves_nothing_behind() {
     assert_eq!(changed(&mut cluster, &[Event::SliceDeleted(demo("web-1"))]), [""; 0]);
 }
 
-/// Re-created with the other address type, while we were not looking.
+/// Re-created with the other address type between two lists.
 #[test]
 fn a_slice_can_change_its_family() {
     let mut cluster = cluster(&[&dual_stack(|_| {}), &slice("web-1", "A R", |_| {})]);
@@ -372,7 +368,7 @@ fn a_slice_can_change_its_family() {
     assert_eq!(letters(&web_port(&cluster, Family::V6).cluster), "B");
 }
 
-/// Unlike the reference's tracker, ours always answers for the event itself.
+/// Unlike kube-proxy's tracker, `apply` returns whether this very event changed anything.
 #[test]
 fn easy_to_miss_10_a_repeated_service_is_no_change_even_while_others_wait() {
     let mut cluster = cluster(&[&service(|_| {})]);
@@ -387,7 +383,7 @@ fn easy_to_miss_12_what_comes_and_goes_between_syncs_cancels_out() {
     let gone = Event::ServiceDeleted(demo("web"));
     assert_eq!(changed(&mut cluster, &[service(|_| {}).event(), gone]), [""; 0]);
     let slices = [slice("web-1", "A R", |_| {}).event(), Event::SliceDeleted(demo("web-1"))];
-    assert_eq!(changed(&mut cluster, &slices), [""; 0], "the reference would report the Service");
+    assert_eq!(changed(&mut cluster, &slices), [""; 0], "kube-proxy would report the Service");
 }
 
 /// A failed sync is repeated with the old changes and the new ones.
@@ -418,7 +414,7 @@ fn the_totals_follow_every_change() {
     assert_eq!(cluster.desired(Family::V4).totals(), crate::Totals::default());
 }
 
-/// Forgetting the address would open node ports that answer on it alone to every address of the host.
+/// Without the address, node ports restricted to it would answer on every address of the host.
 #[test]
 fn a_deleted_node_is_retained_but_not_eligible() {
     let mut cluster = cluster(&[&node(|_| {})]);

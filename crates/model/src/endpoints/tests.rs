@@ -1,4 +1,4 @@
-//! Sections 2.2 to 2.4 of the model's rules: how slices become one list of endpoints.
+//! How slices become one list of endpoints.
 
 use super::*;
 use crate::ip::Family;
@@ -6,14 +6,14 @@ use crate::manifest;
 use crate::name::{Interner, Protocol};
 use crate::sample::{HERE, endpoints, name, slice, slice_port, strings};
 
-const PLACE: Place<'static> = Place { node: HERE, zone: None };
+const LOCATION: NodeLocation<'static> = NodeLocation { node: HERE, zone: None };
 
 fn merged(slices: &[manifest::EndpointSlice], port: &str) -> Vec<(String, Conditions)> {
-    let settled: Vec<EndpointSlice> = slices
+    let parsed: Vec<EndpointSlice> = slices
         .iter()
         .filter_map(|slice| EndpointSlice::from_manifest(slice, &mut Interner::default()).0)
         .collect();
-    let found = merge(settled.iter(), &name(port), Protocol::Tcp, PLACE);
+    let found = merge(parsed.iter(), &name(port), Protocol::Tcp, LOCATION);
     found.iter().map(|c| (c.address().to_string(), c.conditions)).collect()
 }
 
@@ -36,7 +36,6 @@ fn conditions(code: &str) -> Conditions {
     merged(&[slice("web-1", &format!("A {code}"), |_| {})], "http")[0].1
 }
 
-/// Section 2.3, row by row; slices are seen in the order of their names.
 #[test]
 fn duplicates() {
     let rows = [
@@ -54,7 +53,7 @@ fn duplicates() {
     }
 }
 
-/// Section 2.2: different slices may map one key to different numbers.
+/// Different slices may map one key to different numbers.
 #[test]
 fn all_pairs_of_address_and_port_are_kept() {
     let other = slice("web-2", "A R", |s| s.ports[0] = slice_port("http", "TCP", 9090));
@@ -122,7 +121,7 @@ fn text_order_holds_for_ports_and_ipv6_too() {
 #[test]
 fn an_unknown_node_is_not_ours() {
     let nowhere = slice("web-1", "A R", |s| s.endpoints[0].node_name = None);
-    let (settled, _) = EndpointSlice::from_manifest(&nowhere, &mut Interner::default());
-    let settled = settled.expect("used");
-    assert!(!merge([&settled].into_iter(), &name("http"), Protocol::Tcp, PLACE)[0].local);
+    let (parsed, _) = EndpointSlice::from_manifest(&nowhere, &mut Interner::default());
+    let parsed = parsed.expect("used");
+    assert!(!merge([&parsed].into_iter(), &name("http"), Protocol::Tcp, LOCATION)[0].local);
 }

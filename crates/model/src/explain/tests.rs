@@ -159,7 +159,7 @@ fn each_port_has_its_own_explanation() {
     assert_eq!(counts, [("http".to_owned(), 1), ("metrics".to_owned(), 0)]);
 }
 
-/// Reasons are read by people: each has its own text, and the text tells whether the endpoint is used.
+/// Each reason has its own text, and the text says whether the endpoint is used.
 #[test]
 fn texts_differ_and_tell_whether_an_endpoint_is_used() {
     let all = [

@@ -1,11 +1,10 @@
-//! Sections 1.5, 4.3 and 8.1 of the model's rules: frontends, verdicts, masquerading, source ranges, health-check counts.
+//! Frontends, verdicts, masquerading, source ranges, health-check counts.
 
 use ipnet::IpNet;
 
 use crate::cluster::Cluster;
-use crate::desired::{
-    Admission, Exposure, Frontend, HealthCheck, Masquerade, PoolKind, ProxiedPort, Verdict,
-};
+use crate::desired::{Admission, Exposure, Frontend, Masquerade, PoolKind, ProxiedPort, Verdict};
+use crate::health_check::HealthCheck;
 use crate::ip::{Family, parse_cidr};
 use crate::manifest;
 use crate::sample::{
@@ -57,7 +56,7 @@ fn frontends_come_in_a_fixed_order() {
     );
 }
 
-/// Section 4.3, row by row: internal and external policy, endpoints, then what cluster and external frontends do with traffic from this
+/// Internal and external policy, endpoints, then what cluster and external frontends do with traffic from this
 /// node and from elsewhere.
 #[test]
 fn verdicts() {
@@ -130,7 +129,7 @@ fn who_is_masqueraded() {
     assert_eq!(masquerade(bridge, false, "Cluster"), [NotFromPods, Always, Always]);
 }
 
-/// Section 1.5: source ranges only ever concern load-balancer addresses.
+/// Source ranges only ever concern load-balancer addresses.
 #[test]
 fn source_ranges_need_a_load_balancer_address() {
     let ranges = |change: fn(&mut manifest::Service)| {
@@ -151,7 +150,7 @@ fn source_ranges_need_a_load_balancer_address() {
     assert_eq!(ranges(|s| s.spec.load_balancer_source_ranges.push("0.0.0.0/0".to_owned())), None);
 }
 
-/// Section 1.3: protocol and name make the port, and each has its own endpoints.
+/// Protocol and name make the port, and each has its own endpoints.
 #[test]
 fn ports_of_one_service_do_not_share_endpoints() {
     let dns =
@@ -164,7 +163,7 @@ fn ports_of_one_service_do_not_share_endpoints() {
     assert_eq!(web(&cluster, Family::V4).ports[0].name.to_string(), "demo/web:dns");
 }
 
-/// Section 2.1: endpoints count for their own family only.
+/// Endpoints count for their own family only.
 #[test]
 fn families_are_kept_apart() {
     let v6 = slice("web-6", "", |s| {
@@ -179,7 +178,6 @@ fn families_are_kept_apart() {
     assert!(!web_port(&single, Family::V4).has_endpoints);
 }
 
-/// Section 8.1.
 fn health(service: &manifest::Service, slices: &[manifest::EndpointSlice]) -> Option<HealthCheck> {
     let mut objects: Vec<&dyn crate::sample::ToEvent> = vec![service];
     objects.extend(slices.iter().map(|slice| slice as &dyn crate::sample::ToEvent));
@@ -201,7 +199,6 @@ fn only_a_local_load_balancer_has_a_health_check_port() {
     assert_eq!(port(|_| {}), None);
 }
 
-/// Section 4.3, the gauges, and the quirk that is kept.
 #[test]
 fn ports_without_local_endpoints_are_counted() {
     let totals = |change: &dyn Fn(&mut manifest::Service), codes: &str| {

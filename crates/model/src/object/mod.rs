@@ -1,6 +1,6 @@
-//! Kubernetes objects as settled: parsed, checked, and only what a proxy uses.
+//! Kubernetes objects, parsed and validated: only the fields that a proxy uses.
 //!
-//! Each type has one way in, `from_manifest`, which also tells what it had to leave out.
+//! Each type has one constructor, `from_manifest`, which also reports the fields it had to leave out.
 
 mod node;
 mod service;

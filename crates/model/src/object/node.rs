@@ -1,4 +1,4 @@
-//! The Node that we run on.
+//! The Node that Portwarden runs on.
 
 use std::net::IpAddr;
 
@@ -9,28 +9,28 @@ use crate::manifest::{self, LABEL_ZONE};
 use crate::name::Name;
 use crate::problem::{Problem, Problems};
 
-/// The taint by which the cluster autoscaler announces that it is about to remove a node.
+/// The taint that the cluster autoscaler sets before it removes a node.
 const TAINT_TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// A Node.
+/// A Node: its addresses, zone and pod ranges, and whether it takes new traffic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// Who it is.
+    /// `metadata.name`; only the Node of our own name is used.
     pub name: Name,
-    /// Tells it from an earlier Node of the same name.
+    /// Differs from that of an earlier Node of the same name.
     pub uid: Name,
-    /// Its zone, if it has the label (which may be empty).
+    /// The zone label, which may be empty.
     pub zone: Option<Name>,
-    /// Its addresses: the first one, and the first one of the other family.
+    /// The first address, and the first one of the other family.
     pub ips: Vec<IpAddr>,
-    /// The ranges of its pods, in order.
+    /// `spec.podCIDRs`, in order.
     pub pod_cidrs: Vec<IpNet>,
-    /// Whether load balancers should send new traffic: false while the node is going away.
+    /// Whether load balancers should send new traffic: false while the node is being removed.
     pub eligible: bool,
 }
 
 impl Node {
-    /// Settles a Node; addresses and ranges that are none are left out.
+    /// Parses a Node. Invalid addresses and ranges are left out.
     pub fn from_manifest(from: &manifest::Node) -> (Node, Vec<Problem>) {
         let mut problems = Problems::of("Node", &from.metadata.name);
         let mut pod_cidrs = Vec::with_capacity(from.spec.pod_cidrs.len());
@@ -53,13 +53,13 @@ impl Node {
         (node, problems.into_vec())
     }
 
-    /// The node's address in one family.
+    /// The address that represents the node in one family.
     pub fn ip(&self, family: Family) -> Option<IpAddr> {
         self.ips.iter().copied().find(|ip| Family::of(*ip) == family)
     }
 }
 
-/// Internal addresses come before external ones; of these the first, and the first of the other family.
+/// Internal addresses before external ones: the first address, and the first one of the other family.
 fn addresses(from: &[manifest::NodeAddress]) -> Vec<IpAddr> {
     let of_type = |kind: &'static str| {
         from.iter().filter(move |a| a.r#type == kind).filter_map(|a| parse_ip(&a.address))
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use crate::sample::{node, strings};
 
-    fn settled(change: impl FnOnce(&mut manifest::Node)) -> Node {
+    fn parsed(change: impl FnOnce(&mut manifest::Node)) -> Node {
         Node::from_manifest(&node(change)).0
     }
 
@@ -84,11 +84,10 @@ mod tests {
             r#type: (*kind).to_owned(),
             address: (*ip).to_owned(),
         };
-        let node = settled(|n| n.status.addresses = addresses.iter().map(address).collect());
+        let node = parsed(|n| n.status.addresses = addresses.iter().map(address).collect());
         node.ips.iter().map(ToString::to_string).collect()
     }
 
-    /// Section 5.2 of the model's rules.
     #[test]
     fn internal_addresses_come_before_external_ones() {
         assert_eq!(ips(&[("ExternalIP", "203.0.113.1"), ("InternalIP", "10.0.0.1")]), ["10.0.0.1"]);
@@ -104,14 +103,13 @@ mod tests {
         assert_eq!(ips(&[]), [""; 0]);
     }
 
-    /// Section 8.2 of the model's rules.
     #[test]
     fn a_node_that_is_going_away_is_not_eligible() {
-        assert!(settled(|_| {}).eligible);
+        assert!(parsed(|_| {}).eligible);
         let taint = |key: &str| vec![manifest::Taint { key: key.to_owned() }];
-        assert!(settled(|n| n.spec.taints = taint("node.kubernetes.io/not-ready")).eligible);
-        assert!(!settled(|n| n.spec.taints = taint("ToBeDeletedByClusterAutoscaler")).eligible);
-        assert!(!settled(|n| n.metadata.deletion_timestamp = Some(manifest::Time::default())).eligible);
+        assert!(parsed(|n| n.spec.taints = taint("node.kubernetes.io/not-ready")).eligible);
+        assert!(!parsed(|n| n.spec.taints = taint("ToBeDeletedByClusterAutoscaler")).eligible);
+        assert!(!parsed(|n| n.metadata.deletion_timestamp = Some(manifest::Time::default())).eligible);
     }
 
     #[test]
@@ -123,11 +121,11 @@ mod tests {
         assert_eq!(problems[0].to_string(), "Node here: spec.podCIDRs[0]: \"bad\" is not a CIDR; left out");
     }
 
-    /// Section 5.4: the label counts even when it is empty.
+    /// The label counts even when it is empty.
     #[test]
     fn the_zone_comes_from_the_label() {
-        assert_eq!(settled(|_| {}).zone, None);
-        let labelled = settled(|n| {
+        assert_eq!(parsed(|_| {}).zone, None);
+        let labelled = parsed(|n| {
             n.metadata.labels.insert(LABEL_ZONE.to_owned(), String::new());
         });
         assert_eq!(labelled.zone, Some(Name::default()));
@@ -135,9 +133,9 @@ mod tests {
 
     #[test]
     fn easy_to_miss_29_addresses_and_ranges_compare_in_order() {
-        let plain = settled(|_| {});
-        assert_ne!(plain.ips, settled(|n| n.status.addresses.reverse()).ips);
-        let ranges = |texts: &[&str]| settled(|n| n.spec.pod_cidrs = strings(texts)).pod_cidrs;
+        let plain = parsed(|_| {});
+        assert_ne!(plain.ips, parsed(|n| n.status.addresses.reverse()).ips);
+        let ranges = |texts: &[&str]| parsed(|n| n.spec.pod_cidrs = strings(texts)).pod_cidrs;
         assert_ne!(ranges(&["10.1.0.0/24", "fd01::/64"]), ranges(&["fd01::/64", "10.1.0.0/24"]));
     }
 }

@@ -1,4 +1,4 @@
-//! Services: what is proxied, under which addresses, with which policies.
+//! Services: which are proxied, at which addresses, with which policies.
 
 #[cfg(test)]
 mod tests;
@@ -8,13 +8,11 @@ use std::num::{NonZeroU16, NonZeroU32};
 
 use ipnet::IpNet;
 
-use crate::ip::{Family, PerFamily, parse_cidr, parse_ip};
+use crate::ip::{Family, PerFamily, parse_ip};
 use crate::manifest::{self, LABEL_PROXY_NAME};
 use crate::name::{Interner, Name, NamespacedName, Protocol};
 use crate::problem::{Problem, Problems};
-
-/// How long a client stays with its endpoint when the Service does not say.
-const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
+use crate::{session_affinity, source_ranges};
 
 /// The type of a proxied Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,30 +28,30 @@ pub enum ServiceType {
 /// One port of a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServicePort {
-    /// Its name, possibly empty.
+    /// Matches the name of a slice's port; may be empty.
     pub name: Name,
-    /// Its protocol.
+    /// Matches the protocol of a slice's port.
     pub protocol: Protocol,
-    /// Its number on all addresses.
+    /// The number on cluster, external and load-balancer addresses.
     pub port: u16,
-    /// Its number on every node.
+    /// The number on the node's own addresses.
     pub node_port: Option<NonZeroU16>,
 }
 
 /// A Service that is proxied in at least one family. Two equal values need the same rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
-    /// Who it is.
+    /// The identity of the Service; its slices name it.
     pub name: NamespacedName,
-    /// Its type.
+    /// `spec.type`; decides whether the external policy counts.
     pub kind: ServiceType,
-    /// Its cluster address in each family; a family without one does not proxy it.
+    /// A family without a cluster address does not proxy the Service.
     pub cluster_ips: PerFamily<Option<IpAddr>>,
-    /// Its ports; of two with the same name and protocol the last counts.
+    /// Unique by name and protocol: of two equal ones the last counts.
     pub ports: Box<[ServicePort]>,
     /// `spec.externalIPs`, both families, in order.
     pub external_ips: Box<[IpAddr]>,
-    /// Load-balancer addresses that are to be treated as ours, both families, in order.
+    /// Load-balancer addresses with `ipMode: VIP`, both families, in order.
     pub load_balancer_ips: Box<[IpAddr]>,
     /// `spec.loadBalancerSourceRanges`, both families; see [`Service::source_ranges`].
     pub load_balancer_source_ranges: Box<[IpNet]>,
@@ -63,16 +61,16 @@ pub struct Service {
     pub internal_policy_local: bool,
     /// `externalTrafficPolicy: Local`, where the type lets it count.
     pub external_policy_local: bool,
-    /// The port on which load balancers ask for this node's endpoints.
+    /// `spec.healthCheckNodePort`, where type and policy need one.
     pub health_check_node_port: Option<NonZeroU16>,
 }
 
 impl Service {
-    /// Settles a Service. `None` when it is not to be proxied at all: headless, ExternalName, or another proxy's.
+    /// Parses a Service. `None` if it must not be proxied: headless, ExternalName, or assigned to another proxy.
     pub fn from_manifest(from: &manifest::Service, names: &mut Interner) -> (Option<Service>, Vec<Problem>) {
         let name = NamespacedName::new(&from.metadata.namespace, &from.metadata.name);
         let mut problems = Problems::of("Service", &name);
-        let service = settle(from, name, names, &mut problems);
+        let service = parse(from, name, names, &mut problems);
         (service, problems.into_vec())
     }
 
@@ -86,15 +84,13 @@ impl Service {
         self.load_balancer_ips.iter().copied().filter(move |ip| Family::of(*ip) == family)
     }
 
-    /// Source ranges of one family. Empty means that everybody may come: nothing was given for this family, or one of the
-    /// ranges covers all of it.
+    /// Source ranges of one family. Empty means that every client is allowed.
     pub fn source_ranges(&self, family: Family) -> Vec<IpNet> {
-        let ranges = || self.load_balancer_source_ranges.iter().filter(|net| Family::of_net(net) == family);
-        if ranges().any(|net| net.prefix_len() == 0) { Vec::new() } else { ranges().copied().collect() }
+        source_ranges::of_family(&self.load_balancer_source_ranges, family)
     }
 }
 
-fn settle(
+fn parse(
     from: &manifest::Service,
     name: NamespacedName,
     names: &mut Interner,
@@ -132,8 +128,8 @@ fn settle(
         ports: ports(spec, names, problems),
         external_ips: external_ips(spec, problems),
         load_balancer_ips: load_balancer_ips(&from.status),
-        load_balancer_source_ranges: source_ranges(spec, problems),
-        affinity: affinity(spec, problems),
+        load_balancer_source_ranges: source_ranges::parse(spec, problems),
+        affinity: session_affinity::parse(spec, problems),
         internal_policy_local: spec.internal_traffic_policy.as_deref() == Some("Local"),
         external_policy_local,
         health_check_node_port: health_check_node_port(spec, kind, external_policy_local, problems),
@@ -189,15 +185,15 @@ fn ports(spec: &manifest::ServiceSpec, names: &mut Interner, problems: &mut Prob
                 format!("{} is not a port number; node port left out", port.node_port),
             );
         }
-        let settled = ServicePort {
+        let parsed = ServicePort {
             name: names.name(&port.name),
             protocol,
             port: number.get(),
             node_port: port_number(port.node_port),
         };
-        match ports.iter_mut().find(|p| p.name == settled.name && p.protocol == protocol) {
-            Some(same) => *same = settled,
-            None => ports.push(settled),
+        match ports.iter_mut().find(|p| p.name == parsed.name && p.protocol == protocol) {
+            Some(same) => *same = parsed,
+            None => ports.push(parsed),
         }
     }
     ports.into()
@@ -222,39 +218,6 @@ fn load_balancer_ips(status: &manifest::ServiceStatus) -> Box<[IpAddr]> {
     let ours =
         |ingress: &&manifest::LoadBalancerIngress| matches!(ingress.ip_mode.as_deref(), None | Some("VIP"));
     status.load_balancer.ingress.iter().filter(ours).filter_map(|ingress| parse_ip(&ingress.ip)).collect()
-}
-
-fn source_ranges(spec: &manifest::ServiceSpec, problems: &mut Problems) -> Box<[IpNet]> {
-    let mut ranges = Vec::with_capacity(spec.load_balancer_source_ranges.len());
-    for (index, text) in spec.load_balancer_source_ranges.iter().enumerate() {
-        match parse_cidr(text.trim()) {
-            Some(net) => ranges.push(net),
-            None if text.trim().is_empty() => {}
-            None => problems.add(
-                format!("spec.loadBalancerSourceRanges[{index}]"),
-                format!("{text:?} is not a CIDR such as 192.0.2.0/24; left out, which can leave the address open to all"),
-            ),
-        }
-    }
-    ranges.into()
-}
-
-fn affinity(spec: &manifest::ServiceSpec, problems: &mut Problems) -> Option<NonZeroU32> {
-    if spec.session_affinity != "ClientIP" {
-        return None;
-    }
-    let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
-    let seconds = match config.and_then(|client| client.timeout_seconds) {
-        Some(seconds) => u32::try_from(seconds).unwrap_or(0),
-        None => DEFAULT_AFFINITY_SECONDS,
-    };
-    NonZeroU32::new(seconds).or_else(|| {
-        problems.add(
-            "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
-            format!("must be above 0; {DEFAULT_AFFINITY_SECONDS} is used"),
-        );
-        NonZeroU32::new(DEFAULT_AFFINITY_SECONDS)
-    })
 }
 
 fn health_check_node_port(

@@ -7,17 +7,17 @@ use crate::manifest;
 use crate::name::Name;
 use crate::problem::{Problem, Problems};
 
-/// A ServiceCIDR.
+/// A ServiceCIDR object; the union of all of them is what counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceCidr {
-    /// Who it is.
+    /// `metadata.name`.
     pub name: Name,
-    /// Its ranges, both families.
+    /// `spec.cidrs`, both families, without invalid ones.
     pub cidrs: Box<[IpNet]>,
 }
 
 impl ServiceCidr {
-    /// Settles a ServiceCIDR; ranges that are none are left out.
+    /// Parses a ServiceCIDR. Invalid ranges are left out.
     pub fn from_manifest(from: &manifest::ServiceCidr) -> (ServiceCidr, Vec<Problem>) {
         let mut problems = Problems::of("ServiceCIDR", &from.metadata.name);
         let mut cidrs = Vec::with_capacity(from.spec.cidrs.len());

@@ -16,14 +16,14 @@ use crate::name::{Interner, Name, NamespacedName, Protocol};
 use crate::problem::{Problem, Problems};
 use crate::timestamp::Timestamp;
 
-/// The state of an endpoint, as given: nothing is derived from anything else.
+/// The conditions of an endpoint as the slice states them; no condition is derived from another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Conditions {
-    /// Takes traffic.
+    /// Accepts new connections.
     pub ready: bool,
-    /// Answers, perhaps while going away.
+    /// Answers requests, possibly while terminating.
     pub serving: bool,
-    /// Is going away.
+    /// Being shut down.
     pub terminating: bool,
 }
 
@@ -57,26 +57,26 @@ impl SlicePort {
 /// One endpoint of a slice, unpacked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Endpoint<'a> {
-    /// Its address.
+    /// The first address of the endpoint; others are not read.
     pub ip: IpAddr,
-    /// Its state.
+    /// Decides whether the endpoint is used.
     pub conditions: Conditions,
     /// The node it runs on, if known.
     pub node: Option<&'a Name>,
-    /// Its hints: an index into [`EndpointSlice::hints`].
+    /// An index into [`EndpointSlice::hints`].
     pub hints: Option<usize>,
 }
 
 /// An EndpointSlice of one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointSlice {
-    /// Who it is.
+    /// The identity of the slice; decides between slices that disagree.
     pub name: NamespacedName,
-    /// The Service it belongs to.
+    /// The Service named by the label.
     pub service: NamespacedName,
-    /// Its ports.
+    /// The ports that every endpoint of the slice has.
     pub ports: Box<[SlicePort]>,
-    /// When the change that led to this content happened.
+    /// When the change that led to this content happened, if annotated.
     pub trigger_time: Option<Timestamp>,
     addresses: Addresses,
     nodes: Box<[Option<Name>]>,
@@ -90,7 +90,7 @@ enum Addresses {
     V6(Box<[[u8; 16]]>),
 }
 
-/// What else is known of an endpoint: conditions in the low bits, above them the number of its hints, or [`NO_HINTS`].
+/// Conditions in the low bits, above them the index of the hints, or [`NO_HINTS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Detail(u16);
 
@@ -101,14 +101,14 @@ const HINTS_SHIFT: u32 = 3;
 const NO_HINTS: u16 = u16::MAX >> HINTS_SHIFT;
 
 impl EndpointSlice {
-    /// Settles a slice. `None` when it is not to be used: headless, without a Service, or of neither IP family.
+    /// Parses a slice. `None` if it must not be used: headless, without a Service, or of neither IP family.
     pub fn from_manifest(
         from: &manifest::EndpointSlice,
         names: &mut Interner,
     ) -> (Option<EndpointSlice>, Vec<Problem>) {
         let name = NamespacedName::new(&from.metadata.namespace, &from.metadata.name);
         let mut problems = Problems::of("EndpointSlice", &name);
-        let slice = settle(from, name, names, &mut problems);
+        let slice = parse(from, name, names, &mut problems);
         (slice, problems.into_vec())
     }
 
@@ -120,17 +120,17 @@ impl EndpointSlice {
         }
     }
 
-    /// How many endpoints it has.
+    /// The number of endpoints.
     pub fn len(&self) -> usize {
         self.details.len()
     }
 
-    /// Whether it has no endpoint.
+    /// Whether the slice has no endpoint.
     pub fn is_empty(&self) -> bool {
         self.details.is_empty()
     }
 
-    /// Its endpoints, in order.
+    /// The endpoints, in the slice's order.
     pub fn endpoints(&self) -> impl Iterator<Item = Endpoint<'_>> {
         self.details.iter().zip(&self.nodes).enumerate().map(|(index, (detail, node))| Endpoint {
             ip: match &self.addresses {
@@ -174,7 +174,7 @@ impl Detail {
     }
 }
 
-fn settle(
+fn parse(
     from: &manifest::EndpointSlice,
     name: NamespacedName,
     names: &mut Interner,

@@ -1,4 +1,4 @@
-//! Section 7.1 of the model's rules, our own rules for bursts and failures, and what holds for any sequence of requests.
+//! kube-proxy's rules for intervals, our own for bursts and failures, and properties of any sequence of requests.
 
 use proptest::prelude::*;
 
@@ -63,7 +63,6 @@ fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// Section 7.1, rows 1 to 3.
 #[test]
 fn requests_within_the_interval_are_served_by_one_run_at_its_end() {
     let mut bench = Bench::explicit();
@@ -94,7 +93,7 @@ fn a_lasting_burst_of_cheap_changes_is_gathered_and_a_lone_change_is_not() {
     assert_eq!(bench.run(cost, true), later, "at once after a quiet time");
 }
 
-/// Section 7.1, row 4, without the reference's long wait: the sync period is only the longest one.
+/// The sync period is only the longest one.
 #[test]
 fn a_failed_run_is_repeated_with_growing_waits() {
     let mut bench = Bench::explicit();
@@ -105,7 +104,6 @@ fn a_failed_run_is_repeated_with_growing_waits() {
     assert_eq!(waits[5..], [s(1.6), s(3.2), s(5.0)], "and at last every sync period");
 }
 
-/// Section 7.1, row 5.
 #[test]
 fn a_success_cancels_the_repetition() {
     let mut bench =
@@ -117,7 +115,6 @@ fn a_success_cancels_the_repetition() {
     assert_eq!(bench.due(), s(11.0), "no retry at 5 s");
 }
 
-/// Section 7.1, row 6.
 #[test]
 fn a_repetition_waits_for_the_interval() {
     let mut bench =
@@ -367,7 +364,7 @@ proptest! {
         }
     }
 
-    /// A run that nobody asked for comes after the maximum, or repeats a failure after the wait for it: never sooner.
+    /// A run without a request starts after the maximum interval, or after the backoff of a failure; never sooner.
     #[test]
     fn nothing_runs_without_reason(config in configs(), steps in steps()) {
         for pair in live(config, &steps).windows(2) {

@@ -1,15 +1,16 @@
-//! Section 6.2 of the model's rules, and where we go beyond it.
+//! kube-proxy's rules for stale flows, and the cases that it leaves out.
 
 use super::*;
 use crate::cluster::Cluster;
 use crate::event::Event;
 use crate::ip::{Family, parse_cidr};
 use crate::manifest;
+use crate::node_port_addresses::NodePortRange;
 use crate::sample::{
     HERE, ToEvent, cluster, cluster_with, demo, dual_stack, endpoints, service, service_port, settings,
     slice, slice_port, strings,
 };
-use crate::settings::{DetectLocal, NodePortRange, Settings};
+use crate::settings::{DetectLocal, Settings};
 
 const CLIENT: &str = "203.0.113.200";
 const POD: &str = "10.1.0.77";
@@ -63,7 +64,6 @@ fn stale_from(cluster: &Cluster, source: &str, destination: &str, reply_source: 
 
 const FRONTENDS: [&str; 4] = ["10.96.0.10:53", "198.51.100.1:53", "203.0.113.1:53", "192.0.2.1:30053"];
 
-/// Section 6.2, rows 1 to 3 and 8.
 #[test]
 fn a_flow_stays_with_an_endpoint_that_answers() {
     let cluster = cluster(&[&dns(|_| {}), &pods("A R, B ST, C S, D T, E N")]);
@@ -78,7 +78,6 @@ fn a_flow_stays_with_an_endpoint_that_answers() {
     }
 }
 
-/// Section 6.2, row 4.
 #[test]
 fn a_port_that_is_no_service_port_is_left_alone() {
     let cluster = cluster(&[&dns(|_| {}), &pods("A R")]);
@@ -86,7 +85,6 @@ fn a_port_that_is_no_service_port_is_left_alone() {
     assert!(!stale(&cluster, "192.0.2.1:53", "192.0.2.1:53"), "the node's own name server");
 }
 
-/// Section 6.2, row 5, without its exception.
 #[test]
 fn without_endpoints_all_flows_go_those_of_the_node_port_too() {
     let cluster = cluster(&[&dns(|_| {}), &pods("A N")]);
@@ -95,7 +93,6 @@ fn without_endpoints_all_flows_go_those_of_the_node_port_too() {
     }
 }
 
-/// Section 6.2, row 6, limited to this host.
 #[test]
 fn node_ports_count_on_this_host_only() {
     let cluster = cluster(&[&dns(|_| {}), &pods("A R")]);
@@ -118,7 +115,7 @@ fn node_ports_count_where_they_answer_only() {
     assert!(!stale_from(&cluster, "127.0.0.1", "127.0.0.1:30053", "127.0.0.1:30053"));
 }
 
-/// Section 6.2, row 7, the other way round: what is gone leaves no flows behind.
+/// What is gone leaves no flows behind.
 #[test]
 fn flows_to_what_is_gone_go_too() {
     let mut cluster = cluster(&[&dns(|_| {}), &pods("A R")]);
@@ -127,7 +124,7 @@ fn flows_to_what_is_gone_go_too() {
     let stale = StaleFlows::after(&changes, cluster.desired(Family::V4), &host()).expect("UDP changed");
     for frontend in FRONTENDS {
         assert!(stale.is_stale(&flow(CLIENT, frontend, "10.1.0.1:5353")), "{frontend}");
-        assert!(!stale.is_stale(&flow(CLIENT, frontend, frontend)), "{frontend} is somebody else's now");
+        assert!(!stale.is_stale(&flow(CLIENT, frontend, frontend)), "{frontend} belongs to no Service");
     }
     assert!(!stale.is_stale(&flow(CLIENT, "198.51.100.77:30053", "10.1.0.1:5353")), "another host");
     assert!(!stale.is_stale(&flow(CLIENT, "10.96.0.10:54", "10.1.0.1:5353")), "another port");
@@ -169,7 +166,6 @@ fn what_came_back_is_not_gone() {
     }
 }
 
-/// Section 6.2, last row.
 #[test]
 fn other_protocols_are_left_alone() {
     let changes = Changes { udp: true, ..Changes::default() };
@@ -218,7 +214,7 @@ fn a_local_policy_is_held_against_flows_that_leave_the_node() {
     assert!(!stale(&nobody_here, FRONTENDS[3], here), "it still answers");
 }
 
-/// Where pods are told by interface, an address does not say who is one: such a flow gets the benefit of the doubt.
+/// Where pods are identified by interface, an address does not show whether it is a pod's: such a flow is kept.
 #[test]
 fn without_pod_ranges_a_local_policy_spares_flows_of_possible_pods() {
     let local = dns(|s| s.spec.external_traffic_policy = "Local".to_owned());
@@ -303,7 +299,7 @@ fn after_a_full_sync_connections_that_never_began_are_stale() {
     for frontend in FRONTENDS {
         let waiting = Flow { protocol: Protocol::Tcp, answered: false, ..flow(CLIENT, frontend, frontend) };
         assert!(stale.is_stale(&waiting), "{frontend}");
-        assert!(!stale.is_stale(&Flow { answered: true, ..waiting }), "{frontend}: somebody answered");
+        assert!(!stale.is_stale(&Flow { answered: true, ..waiting }), "{frontend}: it was answered");
         assert!(!stale.is_stale(&Flow { protocol: Protocol::Sctp, ..waiting }), "{frontend} is TCP's");
         let redirected =
             Flow { reply_source: "10.1.0.1:8080".parse().expect("an address and port"), ..waiting };

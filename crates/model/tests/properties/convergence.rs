@@ -1,4 +1,4 @@
-//! The same objects give the same desired state, however we came to know of them.
+//! The same objects give the same desired state, whatever lists and watches delivered them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use proptest::sample::Index;
 
 use crate::server::{Change, Server, changes, desired, feed, histories};
 
-/// A cluster that learns of the final objects only, each once, and resolves once.
+/// A cluster that gets the final objects only, each once, and resolves once.
 fn from_scratch(settings: &Settings, server: &Server, host: &[IpAddr]) -> Cluster {
     let mut cluster = Cluster::new(settings.clone());
     cluster.apply(Event::HostAddresses(host.into()));
@@ -21,7 +21,7 @@ fn from_scratch(settings: &Settings, server: &Server, host: &[IpAddr]) -> Cluste
 /// One moment in the life of a client of the API server.
 #[derive(Debug, Clone)]
 enum Moment {
-    /// Somebody writes; a connected client is told, perhaps more than once.
+    /// An object is written; a connected client is notified, possibly more than once.
     Write(Box<Change>, usize),
     /// The watch of a kind breaks.
     Break(Kind),
@@ -132,7 +132,7 @@ proptest! {
         prop_assert_eq!(desired(&straight), desired(&mixed));
     }
 
-    /// Lists, watches, broken ones, lost and repeated events, syncs in between: in the end it is as if we had looked once.
+    /// Lists, watches, interruptions, lost and repeated events, syncs in between: the result equals that of one list.
     #[test]
     fn any_split_into_lists_and_watches_gives_the_same(
         life in lives(),
@@ -192,7 +192,7 @@ proptest! {
 }
 
 proptest! {
-    // Each case works out a whole cluster for every event.
+    // Each case resolves a whole cluster for every event.
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use crate::server::{Change, feed, histories};
 
-/// Every place is somebody's, and only one's.
+/// Every address and port has exactly one owner.
 fn check_claims(desired: &Desired) {
     let mut owners: BTreeMap<_, usize> = BTreeMap::new();
     for port in desired.ports() {

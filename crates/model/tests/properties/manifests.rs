@@ -128,7 +128,7 @@ proptest! {
         round_trip(&slice);
     }
 
-    /// Whatever is written, the rest of the cluster goes on.
+    /// Whatever an object contains, the rest of the cluster works.
     #[test]
     fn nothing_that_is_written_makes_us_panic(
         services in prop::collection::vec(any_service(), 0..4),
@@ -157,7 +157,7 @@ proptest! {
         cluster.resolve();
     }
 
-    /// Protobuf from anywhere: decoded, settled and applied, or refused.
+    /// Protobuf from anywhere: decoded, parsed and applied, or refused.
     #[test]
     fn arbitrary_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let mut cluster = Cluster::new(Settings::new("node-a"));

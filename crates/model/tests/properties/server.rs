@@ -1,4 +1,4 @@
-//! What an API server holds, and what it tells a client.
+//! The objects of an API server, and the events that its clients get.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ impl Change {
         }
     }
 
-    /// What a watch tells about it.
+    /// The event of a watch.
     pub(crate) fn event(&self) -> Event {
         match self {
             Change::Write(object) => applied(object),
@@ -73,7 +73,7 @@ impl Server {
         }
     }
 
-    /// What a list of one kind brings.
+    /// The events of a list of one kind.
     pub(crate) fn list(&self, kind: Kind) -> Vec<Event> {
         self.objects
             .iter()
@@ -82,23 +82,23 @@ impl Server {
             .collect()
     }
 
-    /// What all lists bring.
+    /// The events of all lists.
     pub(crate) fn events(&self) -> Vec<Event> {
         Kind::ALL.into_iter().flat_map(|kind| self.list(kind)).collect()
     }
 }
 
-/// What a source tells of an object: it is applied, or it is of no use.
+/// The event that a source sends for an object: applied, or deleted if it must not be used.
 pub(crate) fn applied(object: &Object) -> Event {
     let names = &mut Interner::default();
     match object {
         Object::Service(service) => {
-            let (settled, _) = object::Service::from_manifest(service, names);
-            settled.map_or_else(|| deleted(object), Event::ServiceApplied)
+            let (parsed, _) = object::Service::from_manifest(service, names);
+            parsed.map_or_else(|| deleted(object), Event::ServiceApplied)
         }
         Object::Slice(slice) => {
-            let (settled, _) = object::EndpointSlice::from_manifest(slice, names);
-            settled.map_or_else(|| deleted(object), Event::SliceApplied)
+            let (parsed, _) = object::EndpointSlice::from_manifest(slice, names);
+            parsed.map_or_else(|| deleted(object), Event::SliceApplied)
         }
         Object::Node(node) => Event::NodeApplied(object::Node::from_manifest(node).0),
         Object::ServiceCidr(cidr) => Event::ServiceCidrApplied(object::ServiceCidr::from_manifest(cidr).0),

@@ -1,9 +1,9 @@
-//! Sections 1.2 to 1.6 of the model's rules: what of a Service is proxied, and how its fields are read.
+//! What of a Service is proxied, and how its fields are read.
 
 use super::*;
 use crate::sample::{dual_stack, service, service_port, strings};
 
-fn settled(from: &manifest::Service) -> Option<Service> {
+fn parsed(from: &manifest::Service) -> Option<Service> {
     Service::from_manifest(from, &mut Interner::default()).0
 }
 
@@ -13,7 +13,7 @@ fn problems(from: &manifest::Service) -> Vec<String> {
 }
 
 /// What one family makes of a Service, in a line: only what differs from a bare cluster address.
-fn tell(service: Option<&Service>, family: Family) -> String {
+fn describe(service: Option<&Service>, family: Family) -> String {
     let Some((service, ip)) = service.and_then(|s| Some((s, s.cluster_ips[family]?))) else {
         return "nothing".to_owned();
     };
@@ -45,9 +45,9 @@ struct Row {
 
 fn check(rows: &[Row]) {
     for Row { row, input, v4, v6 } in rows {
-        let settled = settled(&service(input));
-        assert_eq!(tell(settled.as_ref(), Family::V4), *v4, "row {row}, IPv4");
-        assert_eq!(tell(settled.as_ref(), Family::V6), *v6, "row {row}, IPv6");
+        let parsed = parsed(&service(input));
+        assert_eq!(describe(parsed.as_ref(), Family::V4), *v4, "row {row}, IPv4");
+        assert_eq!(describe(parsed.as_ref(), Family::V6), *v6, "row {row}, IPv6");
     }
 }
 
@@ -60,7 +60,6 @@ fn local_external_policy(service: &mut manifest::Service, kind: &str) {
     service.spec.external_traffic_policy = "Local".to_owned();
 }
 
-/// Section 1.6, rows in order.
 #[test]
 fn cases_which_services_are_proxied_and_where() {
     check(&[
@@ -94,7 +93,6 @@ fn cases_which_services_are_proxied_and_where() {
     ]);
 }
 
-/// Section 1.6, rows in order.
 #[test]
 fn cases_external_addresses_and_source_ranges() {
     check(&[
@@ -152,19 +150,17 @@ fn cases_external_addresses_and_source_ranges() {
     ]);
 }
 
-/// Section 1.6, rows 11 and 12.
 #[test]
 fn cases_source_ranges_of_two_families() {
     let both = |ranges: &[&str]| {
-        let settled = settled(&dual_stack(|s| s.spec.load_balancer_source_ranges = strings(ranges)));
-        Family::BOTH.map(|family| tell(settled.as_ref(), family))
+        let parsed = parsed(&dual_stack(|s| s.spec.load_balancer_source_ranges = strings(ranges)));
+        Family::BOTH.map(|family| describe(parsed.as_ref(), family))
     };
     assert_eq!(both(&["10.0.0.0/8", "::/0"]), ["10.96.0.10 from 10.0.0.0/8", "fd00:96::10"], "row 11");
     assert_eq!(both(&["fd00::/8"]), ["10.96.0.10", "fd00:96::10 from fd00::/8"], "row 12");
     assert_eq!(both(&["bad"]), ["10.96.0.10", "fd00:96::10"], "row 12");
 }
 
-/// Section 1.6, rows in order.
 #[test]
 fn cases_external_policy_and_health_check_port() {
     check(&[
@@ -218,7 +214,6 @@ fn cases_external_policy_and_health_check_port() {
     ]);
 }
 
-/// Section 1.2.
 #[test]
 fn only_the_singular_cluster_ip_says_headless() {
     let headless = service(|s| {
@@ -226,22 +221,21 @@ fn only_the_singular_cluster_ip_says_headless() {
         s.spec.cluster_ips = strings(&["10.0.0.1"]);
         s.spec.ip_families = strings(&["IPv4"]);
     });
-    assert_eq!(settled(&headless), None);
+    assert_eq!(parsed(&headless), None);
 }
 
-/// Section 1.1: the label's value does not matter.
+/// The label's value does not matter.
 #[test]
 fn a_service_of_another_proxy_is_not_ours() {
     for value in ["", "other"] {
         let labelled = service(|s| {
             s.metadata.labels.insert(LABEL_PROXY_NAME.to_owned(), value.to_owned());
         });
-        assert_eq!(settled(&labelled), None, "{value:?}");
+        assert_eq!(parsed(&labelled), None, "{value:?}");
         assert!(problems(&labelled).is_empty(), "it is not wrong, only not ours");
     }
 }
 
-/// Section 1.3.
 #[test]
 fn the_last_of_two_ports_with_one_name_and_protocol_counts() {
     let twice = service(|s| {
@@ -251,12 +245,11 @@ fn the_last_of_two_ports_with_one_name_and_protocol_counts() {
             service_port("dns", "UDP", 5353),
         ];
     });
-    let settled = settled(&twice).expect("proxied");
-    let ports: Vec<_> = settled.ports.iter().map(|p| (p.protocol, p.port)).collect();
+    let parsed = parsed(&twice).expect("proxied");
+    let ports: Vec<_> = parsed.ports.iter().map(|p| (p.protocol, p.port)).collect();
     assert_eq!(ports, [(Protocol::Udp, 5353), (Protocol::Tcp, 53)]);
 }
 
-/// Section 1.4.
 #[test]
 fn affinity_has_a_timeout_even_when_the_service_gives_none() {
     let affinity = |kind: &str, seconds: Option<i32>| {
@@ -266,7 +259,7 @@ fn affinity_has_a_timeout_even_when_the_service_gives_none() {
                 client_ip: Some(manifest::ClientIpConfig { timeout_seconds: seconds }),
             });
         });
-        settled(&sticky).and_then(|s| s.affinity).map(NonZeroU32::get)
+        parsed(&sticky).and_then(|s| s.affinity).map(NonZeroU32::get)
     };
     assert_eq!(affinity("ClientIP", Some(90)), Some(90));
     assert_eq!(affinity("ClientIP", None), Some(10_800));
@@ -276,14 +269,13 @@ fn affinity_has_a_timeout_even_when_the_service_gives_none() {
     assert_eq!(affinity("Other", Some(90)), None);
 }
 
-/// Section 1.4.
 #[test]
 fn the_internal_policy_is_local_only_when_spelled_so() {
     for (text, local) in
         [(None, false), (Some("Cluster"), false), (Some("Local"), true), (Some("local"), false)]
     {
         let with = service(|s| s.spec.internal_traffic_policy = text.map(str::to_owned));
-        assert_eq!(settled(&with).expect("proxied").internal_policy_local, local, "{text:?}");
+        assert_eq!(parsed(&with).expect("proxied").internal_policy_local, local, "{text:?}");
     }
 }
 
@@ -321,7 +313,7 @@ fn what_cannot_be_used_is_reported_and_left_out() {
 #[test]
 fn a_service_without_name_is_left_out() {
     let nameless = service(|s| s.metadata.name.clear());
-    assert_eq!(settled(&nameless), None);
+    assert_eq!(parsed(&nameless), None);
     assert_eq!(problems(&nameless), ["Service demo/: metadata.name: missing; Service left out"]);
 }
 
@@ -354,7 +346,7 @@ fn easy_to_miss_01_node_ports_and_ingress_count_whatever_the_type() {
 fn easy_to_miss_02_unusable_source_ranges_leave_the_address_open() {
     for ranges in [&["bad"][..], &["fd00::/8"], &["10.0.0.0/8", "0.0.0.0/0"], &["10.0.0.0"]] {
         let with = service(|s| s.spec.load_balancer_source_ranges = strings(ranges));
-        assert!(settled(&with).expect("proxied").source_ranges(Family::V4).is_empty(), "{ranges:?}");
+        assert!(parsed(&with).expect("proxied").source_ranges(Family::V4).is_empty(), "{ranges:?}");
     }
 }
 
@@ -366,13 +358,13 @@ fn easy_to_miss_11_annotations_and_labels_of_a_service_change_nothing() {
         s.metadata.labels.insert("team".to_owned(), "blue".to_owned());
         s.metadata.resource_version = "7".to_owned();
     });
-    assert_eq!(settled(&plain), settled(&edited));
+    assert_eq!(parsed(&plain), parsed(&edited));
 }
 
 #[test]
 fn easy_to_miss_33_addresses_are_normalised_before_they_become_keys() {
     let written = |ip: &str, external: &str| {
-        settled(&service(|s| {
+        parsed(&service(|s| {
             s.spec.cluster_ip = ip.to_owned();
             s.spec.external_ips = strings(&[external]);
         }))

@@ -1,6 +1,6 @@
 //! Which endpoints a service port uses: readiness, termination, locality and hints.
 //!
-//! This is the one place where that is decided. Whoever wants to know why gets it from the same code through [`Why`].
+//! Nothing else decides this. `portwarden explain` runs the same code with a [`DecisionObserver`].
 
 #[cfg(test)]
 mod tests;
@@ -9,51 +9,51 @@ use crate::endpoints::{Candidate, HintMatch};
 use crate::name::PortName;
 use crate::pool::{Backend, Pool};
 
-/// Which pools the policies of a service port ask for.
+/// Which pools the traffic policies of a service port need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Needs {
+pub(crate) struct NeededPools {
     pub(crate) cluster: bool,
     pub(crate) local: bool,
 }
 
-/// The pools of a service port.
+/// The endpoints that a service port uses.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Choice {
+pub(crate) struct Selection {
     pub(crate) cluster: Pool,
     pub(crate) local: Pool,
-    /// A usable endpoint exists somewhere, even if no pool holds it.
+    /// A usable endpoint exists somewhere in the cluster, even if no pool holds it.
     pub(crate) has_any: bool,
 }
 
 /// How hints narrow the cluster-wide pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Topology {
-    /// Not at all.
+    /// Hints are not used.
     Everywhere,
-    /// To endpoints hinted for this node.
+    /// Only endpoints hinted for this node.
     SameNode,
-    /// To endpoints hinted for this node's zone.
+    /// Only endpoints hinted for this node's zone.
     SameZone,
 }
 
 /// Why an endpoint is in a pool, or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// It is ready.
+    /// The endpoint is ready.
     Ready,
-    /// It is going away but still answers, and nothing better exists.
+    /// Terminating but still serving, and no endpoint is ready.
     TerminatingFallback,
-    /// It is ready, but hinted for other nodes while one is hinted for ours.
+    /// Ready, but hinted for other nodes while another endpoint is hinted for this node.
     HintedForOtherNodes,
-    /// It is ready, but hinted for other zones while one is hinted for ours.
+    /// Ready, but hinted for other zones while another endpoint is hinted for this node's zone.
     HintedForOtherZones,
-    /// It runs on another node, and the policy is Local.
+    /// The policy is Local, and the endpoint runs on another node.
     OnAnotherNode,
-    /// It is neither ready nor going away.
+    /// Neither ready nor terminating.
     NotReady,
-    /// It is going away, and ready ones exist.
+    /// Terminating, and other endpoints are ready.
     TerminatingWhileOthersAreReady,
-    /// It is going away and no longer answers.
+    /// Terminating, and no longer serving.
     TerminatingAndNotServing,
 }
 
@@ -64,47 +64,52 @@ impl Reason {
     }
 }
 
-/// Listens to decisions while they are made. The unit type does not care, and costs nothing.
-pub(crate) trait Why {
-    /// The decisions that follow are about this port.
+/// Receives decisions while they are made. The unit type ignores them at no cost.
+pub(crate) trait DecisionObserver {
+    /// The decisions that follow concern this port.
     fn port(&mut self, _name: &PortName) {}
-    /// The cluster-wide pool is narrowed like this.
+    /// How hints narrow the cluster-wide pool.
     fn topology(&mut self, _topology: Topology) {}
-    /// An endpoint is in the cluster-wide pool, or not.
+    /// Whether an endpoint is in the cluster-wide pool.
     fn cluster(&mut self, _candidate: &Candidate<'_>, _reason: Reason) {}
-    /// An endpoint is in the local pool, or not.
+    /// Whether an endpoint is in the local pool.
     fn local(&mut self, _candidate: &Candidate<'_>, _reason: Reason) {}
 }
 
-impl Why for () {}
+impl DecisionObserver for () {}
 
-/// Fills the pools that are needed.
-pub(crate) fn choose(candidates: &[Candidate<'_>], needs: Needs, why: &mut impl Why) -> Choice {
-    let mut choice = Choice::default();
-    if needs.cluster {
+/// Fills the needed pools.
+pub(crate) fn select_endpoints(
+    candidates: &[Candidate<'_>],
+    needed: NeededPools,
+    observer: &mut impl DecisionObserver,
+) -> Selection {
+    let mut selection = Selection::default();
+    if needed.cluster {
         let topology = topology(candidates);
-        why.topology(topology);
-        let (pool, fallback) = select(candidates, |c| c.conditions.ready && available(c, topology), |_| true);
-        choice.has_any = !pool.is_empty();
+        observer.topology(topology);
+        let (pool, fallback) =
+            ready_or_fallback(candidates, |c| c.conditions.ready && available(c, topology), |_| true);
+        selection.has_any = !pool.is_empty();
         for candidate in candidates {
-            why.cluster(candidate, cluster_reason(candidate, topology, fallback));
+            observer.cluster(candidate, cluster_reason(candidate, topology, fallback));
         }
-        choice.cluster = Pool::new(&pool);
+        selection.cluster = Pool::new(&pool);
     }
-    if needs.local {
-        choice.has_any |= candidates.iter().any(usable);
-        let (pool, fallback) = select(candidates, |c| c.conditions.ready && c.local, |c| c.local);
+    if needed.local {
+        selection.has_any |= candidates.iter().any(usable);
+        let (pool, fallback) = ready_or_fallback(candidates, |c| c.conditions.ready && c.local, |c| c.local);
         for candidate in candidates {
-            why.local(candidate, local_reason(candidate, fallback));
+            observer.local(candidate, local_reason(candidate, fallback));
         }
-        let same = pool.len() == choice.cluster.len() && pool.iter().copied().eq(choice.cluster.iter());
-        choice.local = if same { choice.cluster.clone() } else { Pool::new(&pool) };
+        let same = pool.len() == selection.cluster.len() && pool.iter().copied().eq(selection.cluster.iter());
+        selection.local = if same { selection.cluster.clone() } else { Pool::new(&pool) };
     }
-    choice
+    selection
 }
 
-/// The preferred endpoints or, if there is none, those going away that still answer; and whether that was so.
-fn select(
+/// The preferred endpoints or, if there are none, the terminating ones that still serve; and whether the fallback was used.
+fn ready_or_fallback(
     candidates: &[Candidate<'_>],
     preferred: impl Fn(&Candidate<'_>) -> bool,
     eligible: impl Fn(&Candidate<'_>) -> bool,
@@ -116,11 +121,11 @@ fn select(
     if pool.is_empty() { (pick(&|c| is_fallback(c) && eligible(c)), true) } else { (pool, false) }
 }
 
-/// Hints count only if every ready endpoint has one and at least one is for us; node hints come first.
+/// Hints count only if every ready endpoint has one and at least one matches this node. Node hints take precedence over zone hints.
 fn topology(candidates: &[Candidate<'_>]) -> Topology {
     let ready = || candidates.iter().filter(|c| c.conditions.ready);
     let counts = |hint: fn(&Candidate<'_>) -> HintMatch| {
-        ready().all(|c| hint(c) != HintMatch::Absent) && ready().any(|c| hint(c) == HintMatch::Us)
+        ready().all(|c| hint(c) != HintMatch::Absent) && ready().any(|c| hint(c) == HintMatch::ThisNode)
     };
     if counts(|c| c.node_hint) {
         Topology::SameNode
@@ -134,8 +139,8 @@ fn topology(candidates: &[Candidate<'_>]) -> Topology {
 fn available(candidate: &Candidate<'_>, topology: Topology) -> bool {
     match topology {
         Topology::Everywhere => true,
-        Topology::SameNode => candidate.node_hint == HintMatch::Us,
-        Topology::SameZone => candidate.zone_hint == HintMatch::Us,
+        Topology::SameNode => candidate.node_hint == HintMatch::ThisNode,
+        Topology::SameZone => candidate.zone_hint == HintMatch::ThisNode,
     }
 }
 

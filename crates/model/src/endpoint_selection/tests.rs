@@ -1,4 +1,4 @@
-//! Section 4 of the model's rules: which endpoints a port uses, seen through the whole cluster.
+//! Which endpoints a port uses, seen through the whole cluster.
 
 use crate::cluster::Cluster;
 use crate::explain::PortExplanation;
@@ -10,7 +10,7 @@ use crate::sample::{
 };
 use crate::settings::Settings;
 
-/// Section 4.5. Services: internal and external policy (C or L), x with a node port. Nodes: zone and name, `-` for no zone.
+/// Services: internal and external policy (C or L), x with a node port. Nodes: zone and name, `-` for no zone.
 /// Endpoints as in [`endpoints`]. Then cluster, local, all, and whether there is any.
 const CASES: &str = "
      1 | CC  | - 1 |                                                  | -     | -   | -     | no
@@ -140,7 +140,7 @@ fn with_policy(service: &mut manifest::Service, internal: &str, external: &str) 
     service.spec.external_traffic_policy = external.to_owned();
 }
 
-/// Section 4.1: an empty label matches no hint, not even an empty one.
+/// An empty label matches no hint, not even an empty one.
 #[test]
 fn an_empty_zone_never_matches() {
     let hinted = slice("web-1", "A R z:a, B R z:b", |s| {
@@ -226,9 +226,9 @@ fn easy_to_miss_16_local_policies_still_see_the_whole_cluster() {
     assert!(web_port(&cluster, Family::V4).has_endpoints, "drop, not reject");
 }
 
-/// An event about a slice of this service is all that is needed; the service's own `trafficDistribution` is not even read.
+/// Hints in slices suffice; `spec.trafficDistribution` of the Service is not read.
 #[test]
-fn a_changed_zone_of_the_node_changes_the_choice() {
+fn a_changed_zone_of_the_node_changes_the_selection() {
     let mut cluster =
         cluster(&[&service(|_| {}), &slice("web-1", "A R z:a, B R z:b", |_| {}), &node_in_zone("a")]);
     assert_eq!(pools(&cluster).0, "A");
