@@ -43,14 +43,14 @@ pub fn main(called_as: &str, arguments: &[String]) -> ExitCode {
     }
     match parsed.invocation {
         Invocation::Print(text) => {
-            say(&text);
-            say("\n");
+            print(&text);
+            print("\n");
             ExitCode::SUCCESS
         }
         Invocation::Run(flags) => match service {
             Some(service) => explain(program, &flags, service),
             None => {
-                let outcome = carry_out(program, *flags);
+                let outcome = execute(program, *flags);
                 if let Err(error) = &outcome {
                     error!(err = format!("{error:#}"), "command failed");
                 }
@@ -61,8 +61,8 @@ pub fn main(called_as: &str, arguments: &[String]) -> ExitCode {
     }
 }
 
-/// Prints to standard output; a reader that has gone away (`portwarden --help | head`) is no reason to complain.
-fn say(text: &str) {
+/// Prints to standard output. A closed pipe (`portwarden --help | head`) is not an error.
+fn print(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
@@ -72,7 +72,7 @@ fn explain(program: Program, flags: &Flags, service: &str) -> ExitCode {
         .and_then(|loaded| crate::explain::explain(service, &loaded.config, flags::reported_version(None)));
     match explained {
         Ok(text) => {
-            say(&text);
+            print(&text);
             ExitCode::SUCCESS
         }
         Err(error) => {
@@ -82,11 +82,11 @@ fn explain(program: Program, flags: &Flags, service: &str) -> ExitCode {
     }
 }
 
-fn carry_out(program: Program, flags: Flags) -> anyhow::Result<()> {
+fn execute(program: Program, flags: Flags) -> anyhow::Result<()> {
     let loaded = config::load(program, &flags, |path| std::fs::read(path));
     let logs = match &loaded {
         Ok(loaded) => Logs::new(&loaded.config.logging),
-        // Without a configuration, the plainest form of logs is good enough to say why.
+        // Without a valid configuration, the default log format reports the error.
         Err(_) => Arc::default(),
     };
     logs.start();
@@ -97,12 +97,12 @@ fn carry_out(program: Program, flags: Flags) -> anyhow::Result<()> {
             info!(target: logging::PLAIN, "FLAG: --{name}={value:?}");
         }
     }
-    // Told here and again by the caller, as the reference does: some look for this line, some for the other.
-    act(program, flags, loaded, logs)
+    // kube-proxy logs the error here and again in the caller; operators search for either line.
+    dispatch(program, flags, loaded, logs)
         .inspect_err(|error| error!(err = format!("{error:#}"), "Error running ProxyServer"))
 }
 
-fn act(program: Program, flags: Flags, loaded: LoadedConfig, logs: Arc<Logs>) -> anyhow::Result<()> {
+fn dispatch(program: Program, flags: Flags, loaded: LoadedConfig, logs: Arc<Logs>) -> anyhow::Result<()> {
     let LoadedConfig { config, notices } = loaded;
     match flags.action() {
         Action::WriteConfig(path) => {
@@ -128,14 +128,14 @@ fn run(order: Order, logs: Arc<Logs>) -> anyhow::Result<()> {
         .build()
         .context("cannot start the runtime for watches and servers")?;
     let result = runtime.block_on(async {
-        // Before anything else: a signal that comes during the start must not be lost, nor end a PID 1 silently.
+        // First, so that a signal during the start is neither lost nor ends PID 1 silently.
         let mut signals = Signals::new().context("cannot listen to signals")?;
         let app = App::start(order, logs).await?;
         let (healthz, metrics) = app.bound();
         info!(healthz = listening(healthz), metrics = listening(metrics), "Started");
         app.run(&mut signals).await
     });
-    // Nothing that still runs in the background may hold up the end.
+    // Background tasks must not delay the exit.
     runtime.shutdown_background();
     result
 }

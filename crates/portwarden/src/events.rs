@@ -1,4 +1,4 @@
-//! Kubernetes Events about this Node and its Services, beside the log.
+//! Kubernetes Events about this Node and its Services, in addition to the log.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -1,13 +1,13 @@
-//! Following what the engine wants.
+//! Waits for new values of the engine's outputs, with retries.
 
 use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// What could not be had is tried again this often.
+/// How often a failed attempt is repeated.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Waits until the engine wants something else, or, if something `failed`, until it is time to try again. `false` if the engine is gone.
+/// Waits until the engine publishes another value or, if the last attempt `failed`, until it is time to retry. `false` if the engine is gone.
 pub(crate) async fn is_due<T>(wanted: &mut watch::Receiver<T>, failed: bool) -> bool {
     tokio::select! {
         changed = wanted.changed() => changed.is_ok(),

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use portwarden_netlink::memory::share_one_heap;
 
-/// The system's allocator, which takes samples of allocations while profiling is on.
+/// The system's allocator, with sampling of allocations while profiling is on.
 #[cfg(feature = "profiling")]
 #[global_allocator]
 static ALLOCATOR: portwarden_profiling::SamplingAllocator = portwarden_profiling::SamplingAllocator;

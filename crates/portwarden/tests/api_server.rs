@@ -88,7 +88,7 @@ fn a_gate_says_whether_lists_are_streams() -> Result<()> {
 }
 
 #[test]
-fn an_unset_mode_is_told_as_an_event() -> Result<()> {
+fn an_unset_mode_is_found_as_an_event() -> Result<()> {
     let mut rig = Rig::new()?;
     let server = cluster(&rig)?;
     server.apply(here());
@@ -134,7 +134,7 @@ fn a_server_that_goes_away_takes_nothing_with_it() -> Result<()> {
     start(&mut rig, &server, &[])?;
     rig.wait_for_service(web())?;
     server.stop();
-    rig.wait_until("the loss to be told", || {
+    rig.wait_until("the loss to be logged", || {
         Ok(rig.metric("portwarden_source_failing{part=\"Services\"}")? > 0.0)
     })?;
     ensure!(rig.node().tcp(web())?.is_answered(), "what is known stays in force");
@@ -152,7 +152,7 @@ fn a_server_that_goes_away_takes_nothing_with_it() -> Result<()> {
 }
 
 #[test]
-fn a_port_that_cannot_be_opened_is_told_to_the_service() -> Result<()> {
+fn a_port_that_cannot_be_opened_is_found_to_the_service() -> Result<()> {
     let mut rig = Rig::new()?;
     let server = cluster(&rig)?;
     server.apply(here());
@@ -166,9 +166,9 @@ fn a_port_that_cannot_be_opened_is_told_to_the_service() -> Result<()> {
     let reason = "FailedToStartServiceHealthcheck";
     rig.wait_until("the Event", || Ok(event(&server.events(), reason).is_some()))?;
     let events = server.events();
-    let told = event(&events, reason).context("the Event")?;
-    ensure!(told["regarding"]["kind"] == "Service" && told["regarding"]["name"] == "local", "{told}");
-    let note = told["note"].as_str().context("a note")?;
+    let found = event(&events, reason).context("the Event")?;
+    ensure!(found["regarding"]["kind"] == "Service" && found["regarding"]["name"] == "local", "{found}");
+    let note = found["note"].as_str().context("a note")?;
     ensure!(
         note.starts_with("node node-a failed to start healthcheck \"demo/local\" on port 31000: "),
         "{note}"
@@ -191,9 +191,9 @@ fn a_server_that_must_have_its_port_tells_why_the_process_ends() -> Result<()> {
         start(&mut rig, &server, &addresses)?;
         rig.wait_for_log("\"command failed\"")?;
         let events = server.events();
-        let told = event(&events, reason).with_context(|| format!("no Event {reason}: {events:?}"))?;
-        ensure!(told["type"] == "Warning" && told["action"] == "StartKubeProxy", "{told}");
-        ensure!(told["note"].as_str().is_some_and(|note| note.contains("cannot listen on")), "{told}");
+        let found = event(&events, reason).with_context(|| format!("no Event {reason}: {events:?}"))?;
+        ensure!(found["type"] == "Warning" && found["action"] == "StartKubeProxy", "{found}");
+        ensure!(found["note"].as_str().is_some_and(|note| note.contains("cannot listen on")), "{found}");
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! What goes wrong between the program and iptables on one node: it is explained, the other family goes on, and it is over when its
-//! reason is.
+//! Failures of the iptables programs: the log explains them, the other family continues, and the program recovers when the cause is
+//! gone.
 
 mod support;
 
@@ -43,7 +43,7 @@ fn last_sync(family: &str) -> String {
     format!("kubeproxy_sync_proxy_rules_last_timestamp_seconds{{ip_family=\"{family}\"}}")
 }
 
-/// The reason is told with advice, IPv6 is in force, health turns, and IPv4 comes when the program works again.
+/// The reason is logged with advice, IPv6 is in force, health turns to 503, and IPv4 follows when the program works again.
 fn is_explained_and_overcome(script: &str, explanation: &str) -> Result<()> {
     let rig = node_with_broken_restore(script)?;
     rig.wait_until("the first sync of the other family", || Ok(rig.metric(&last_sync("IPv6"))? > 0.0))?;
@@ -104,11 +104,11 @@ fn a_family_without_iptables_is_left_out_and_a_host_without_any_is_told() -> Res
     Ok(())
 }
 
-/// As in kube-proxy: a partial restore that is refused counts, although a full one saves it in the same sync.
+/// As in kube-proxy: a refused partial restore counts, although a full one succeeds in the same sync.
 #[test]
 fn a_refused_partial_restore_is_counted_although_a_full_one_follows() -> Result<()> {
     let mut rig = Rig::new()?;
-    // Without notifications, so that the change below is the first to find out.
+    // Without notifications, so that the change below is the first to detect it.
     rig.use_iptables("legacy")?;
     let pods = [0, 1].map(|pod| (rig.topology.pod(pod).ip().v4.into(), "node-a"));
     rig.objects(&[node(), service("web", V4, V6, "TCP", ""), slice("web", "TCP", &pods[..1], 8080)])?;

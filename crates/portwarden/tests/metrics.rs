@@ -9,9 +9,9 @@ use portwarden::metrics::{BuildInfo, Metrics, PacketCounter};
 use portwarden::modes::Mode;
 use portwarden_model::{Count, Family, Gauge, Timestamp, Totals};
 
-/// Of the reference's metrics, those that Portwarden does not have, and why.
+/// Metrics of kube-proxy that Portwarden does not have, and why.
 const LEFT_OUT: &[(&str, &str)] = &[
-    ("rest_client_exec_plugin_", "the client library does not tell about credential plugins"),
+    ("rest_client_exec_plugin_", "the client library does not report calls of credential plugins"),
     (
         "rest_client_transport_cert_rotation_",
         "a connection with new certificates takes the place of the old one",

@@ -208,7 +208,7 @@ fn live_settings_change_rules_servers_and_logs() -> Result<()> {
     );
     ensure!(rig.get(11249, "/debug/flags")?.1.contains("v: 4"));
     let pod = rig.topology.pod(1);
-    rig.wait_until("everybody to be masqueraded", || {
+    rig.wait_until("all traffic to be masqueraded", || {
         let outcome = pod.tcp(web(true))?;
         Ok(outcome.source().is_some_and(|source| source != std::net::IpAddr::from(pod.ip().v4)))
     })
@@ -236,7 +236,7 @@ fn other_signals_are_heard_as_the_reference_hears_them() -> Result<()> {
     Ok(())
 }
 
-/// As the first process of a container, nobody else's default would end it.
+/// As PID 1 of a container, signals have no default action: it must handle them itself.
 #[test]
 fn as_process_1_it_still_hears_sigterm() -> Result<()> {
     let rig = rig()?;
@@ -503,12 +503,12 @@ fn health_check_ports_answer_without_the_health_server() -> Result<()> {
     rig.start(&["--proxy-mode=nftables", "--nodeport-addresses=all", "--healthz-port=0"])?;
     rig.wait_until("the port to be open", || Ok(rig.get(31000, "/")?.0 == 200))?;
     ensure!(rig.get(31000, "/")?.1.contains("\"serviceProxyHealthy\": true"));
-    ensure!(rig.get(HEALTH, "/healthz").is_err(), "nobody listens there");
+    ensure!(rig.get(HEALTH, "/healthz").is_err(), "the health server is closed");
     ensure!(rig.get(METRICS, "/healthz")?.0 == 200);
     Ok(())
 }
 
-/// A panic in any thread is logged and ends the process with status 2. Run in a child, which is this very test with a sign in its
+/// A panic in any thread is logged and ends the process with status 2. Runs in a child process: this same test with a variable in its
 /// environment.
 #[test]
 fn a_panic_in_any_thread_ends_the_process() -> Result<()> {
@@ -545,13 +545,13 @@ fn explains_where_packets_go() -> Result<()> {
     ensure!(text.contains("demo/web, IPv6\n"), "{text}");
     let error = format!("{:#}", run("web").err().context("no such Service")?);
     ensure!(
-        error.contains("there is no Service default/web") && error.contains("there is demo/web"),
+        error.contains("Service default/web is not proxied") && error.contains("did you mean demo/web?"),
         "{error}"
     );
     Ok(())
 }
 
-/// As kube-proxy leaves it in ipvs mode, as far as a kernel without ipvs can have it: a bridge stands for the dummy device.
+/// What kube-proxy leaves in ipvs mode, as far as a kernel without IPVS allows: a bridge takes the place of the dummy device.
 #[test]
 fn a_clean_up_removes_what_ipvs_mode_left() -> Result<()> {
     let rig = Rig::new()?;
@@ -595,7 +595,7 @@ fn a_clean_up_removes_what_ipvs_mode_left() -> Result<()> {
     Ok(())
 }
 
-/// An entry that cannot be read may have excluded any virtual server.
+/// An entry that cannot be parsed may have been meant to exclude any virtual server.
 #[test]
 fn a_clean_up_with_unreadable_exclusions_leaves_virtual_servers_alone() -> Result<()> {
     let rig = Rig::new()?;

@@ -1,8 +1,8 @@
-//! The program takes over a node from kube-proxy in iptables mode, and leaves it again: nobody who uses the node notices.
+//! The program takes over a node from kube-proxy in iptables mode and hands it back, without a lost connection.
 //!
 //! The rules that a real kube-proxy wrote (and what its own `--cleanup` left of them) are fixtures of the iptables dataplane. They are
 //! loaded into the node, connections are made through them, and then the program starts. Endpoints have the addresses of the
-//! recording, which pods bear besides their own.
+//! recording, which pods have in addition to their own.
 
 mod support;
 
@@ -35,7 +35,7 @@ const STICKY_NODE_PORT: u16 = 31000;
 
 const FAMILIES: [(&str, &str); 2] = [("iptables", "v4"), ("ip6tables", "v6")];
 
-/// How often a sticky client comes back: by chance it would hardly meet the same endpoint so often.
+/// How many connections a sticky client makes: too many to reach the same endpoint each time by chance.
 const VISITS: usize = 20;
 
 #[test]
@@ -48,7 +48,7 @@ fn nobody_notices_with_iptables_legacy() -> Result<()> {
     take_over("legacy", "default")
 }
 
-/// With other settings before, chains that remember clients are written anew.
+/// If kube-proxy had other settings, the chains with session affinity are rewritten.
 #[test]
 fn nobody_notices_other_rules_with_iptables_nft() -> Result<()> {
     take_over("nft", "masquerade-all")
@@ -103,7 +103,7 @@ fn play_endpoints(rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// Brings the node to where kube-proxy left it.
+/// Loads the rules that kube-proxy wrote.
 fn load(rig: &Rig, recording: &str) -> Result<()> {
     let ensure_counters = || {
         let mut accounting = Accounting::open()?;
@@ -134,7 +134,7 @@ fn start(rig: &mut Rig) -> Result<()> {
     Ok(())
 }
 
-/// Connections that are in use all the time, and who answers them.
+/// Connections that are in use all the time, and the hosts that answer them.
 fn established(rig: &Rig) -> Result<Vec<(Exchanging, String)>> {
     let web: SocketAddr = WEB.parse()?;
     let mut connections = Vec::new();
@@ -207,7 +207,7 @@ fn saved(rig: &Rig, program: &str) -> Result<String> {
     Ok(canonical(&rig.command(&program.display().to_string()).run()?))
 }
 
-/// A file of the recorded reference.
+/// A recorded file of kube-proxy.
 fn fixture(name: &str) -> Result<String> {
     let folder =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../dataplane/iptables/tests/fixtures/kube-proxy");

@@ -45,15 +45,15 @@ async fn gather(config: &Config, version: &str) -> anyhow::Result<Cluster> {
     let mut cluster = Cluster::new(config.model_settings(&node, Moment::now().wall));
     cluster.apply(HostAddresses::open().and_then(|mut addresses| addresses.list())?);
     let metrics = Metrics::new(&crate::version::build_info(version))?;
-    let (handle, inbox) = engine::inbox().context("cannot make an inbox")?;
+    let (handle, inbox) = engine::inbox().context("cannot create the inbox for objects")?;
     let _source = RunningSource::start(config, &node, version, &handle, &metrics.rest_client).await?;
     let deadline = Instant::now() + TIMEOUT;
-    let mut trouble = String::new();
+    let mut failure = String::new();
     while !is_complete(&cluster) {
         if Instant::now() > deadline {
-            bail!("the source did not list all objects within {TIMEOUT:?}{trouble}");
+            bail!("the source did not list all objects within {TIMEOUT:?}{failure}");
         }
-        take(&inbox, &mut cluster, &mut trouble);
+        take(&inbox, &mut cluster, &mut failure);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     cluster.resolve();
@@ -65,7 +65,7 @@ fn is_complete(cluster: &Cluster) -> bool {
     cluster.is_synced() && cluster.is_listed(Kind::Node)
 }
 
-fn take(inbox: &Inbox, cluster: &mut Cluster, trouble: &mut String) {
+fn take(inbox: &Inbox, cluster: &mut Cluster, failure: &mut String) {
     while let Some(message) = inbox.next() {
         match message {
             Message::Update(Update::Events(batch)) => {
@@ -79,8 +79,8 @@ fn take(inbox: &Inbox, cluster: &mut Cluster, trouble: &mut String) {
                 }
             }
             Message::Update(Update::Status(status)) => {
-                if let portwarden_source::Health::Failing(why) = status.health {
-                    *trouble = format!("; {}: {why}", status.part);
+                if let portwarden_source::Health::Failing(reason) = status.health {
+                    *failure = format!("; {}: {reason}", status.part);
                 }
             }
             Message::Reconfigure(_) | Message::Inspect(_) | Message::Stop => {}

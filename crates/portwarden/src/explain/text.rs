@@ -17,12 +17,12 @@ pub(super) fn explanation(service: &NamespacedName, family: Family, explanation:
         let name = if port.port.as_str().is_empty() { "without name" } else { port.port.as_str() };
         let _ = writeln!(
             out,
-            "  slice {} has a port {name} ({}) that no port of the Service leads to",
+            "  slice {} has a port {name} ({}) that matches no port of the Service",
             port.slice, port.protocol
         );
     }
     for slice in &explanation.other_family {
-        let _ = writeln!(out, "  slice {slice} is of the other family");
+        let _ = writeln!(out, "  slice {slice} belongs to the other IP family and is not used here");
     }
     out
 }
@@ -35,9 +35,9 @@ pub(super) fn unknown<'a>(
     let mut alike: Vec<&str> =
         known.filter(|other| other.name() == service.name()).map(NamespacedName::as_str).collect();
     alike.sort_unstable();
-    let hint = if alike.is_empty() { String::new() } else { format!("; there is {}", alike.join(", ")) };
+    let hint = if alike.is_empty() { String::new() } else { format!("; did you mean {}?", alike.join(", ")) };
     format!(
-        "there is no Service {service} that is proxied: it may not exist, be headless, be of type ExternalName, or have another proxy{hint}"
+        "Service {service} is not proxied: it does not exist, is headless, is of type ExternalName, or is assigned to another proxy{hint}"
     )
 }
 
@@ -50,10 +50,10 @@ fn write_port(out: &mut String, port: &PortExplanation) {
     }
     match port.topology {
         Some(Topology::SameNode) => {
-            out.push_str("    hints narrow the endpoints of the cluster to those for this node\n");
+            out.push_str("    topology hints: only endpoints hinted for this node are used\n");
         }
         Some(Topology::SameZone) => {
-            out.push_str("    hints narrow the endpoints of the cluster to those for this zone\n");
+            out.push_str("    topology hints: only endpoints hinted for this node's zone are used\n");
         }
         Some(Topology::Everywhere) | None => {}
     }
@@ -73,32 +73,36 @@ fn write_frontend(out: &mut String, explained: &FrontendExplanation) {
         Exposure::LoadBalancerIp => "load-balancer IP",
         Exposure::NodePort => "node port",
     };
-    let place = match frontend.ip {
+    let address = match frontend.ip {
         Some(ip) => std::net::SocketAddr::new(ip, frontend.port).to_string(),
         None => format!("port {} of this node's addresses", frontend.port),
     };
-    let _ = writeln!(out, "    {kind} {place}");
+    let _ = writeln!(out, "    {kind} {address}");
     if explained.from_node == explained.from_elsewhere {
         let _ = writeln!(out, "      {}", explained.from_node);
     } else {
         let _ = writeln!(out, "      from this node: {}", explained.from_node);
         let _ = writeln!(out, "      from elsewhere: {}", explained.from_elsewhere);
     }
-    let hidden = match frontend.masquerade {
+    let masqueraded = match frontend.masquerade {
         Masquerade::Never => return,
-        Masquerade::NotFromPods => "the source address of everybody but pods is hidden",
-        Masquerade::FromHost => "the source address of processes on this host is hidden",
-        Masquerade::Always => "the source address is hidden",
+        Masquerade::NotFromPods => {
+            "masqueraded unless the client is a pod: the endpoint sees the node's address"
+        }
+        Masquerade::FromHost => {
+            "masqueraded if the client is a process on this node: the endpoint sees the node's address"
+        }
+        Masquerade::Always => "masqueraded: the endpoint sees the node's address",
     };
-    let _ = writeln!(out, "      {hidden}");
+    let _ = writeln!(out, "      {masqueraded}");
 }
 
 fn write_endpoint(out: &mut String, endpoint: &EndpointExplanation) {
     let node = endpoint.node.as_ref().map(|node| format!(" on {node}")).unwrap_or_default();
     let _ = write!(out, "    endpoint {}{node}: ", endpoint.address);
     let _ = match (&endpoint.cluster, &endpoint.local) {
-        (Some(cluster), Some(local)) => writeln!(out, "cluster-wide {cluster}; on this node {local}"),
+        (Some(cluster), Some(local)) => writeln!(out, "policy Cluster: {cluster}; policy Local: {local}"),
         (Some(one), None) | (None, Some(one)) => writeln!(out, "{one}"),
-        (None, None) => writeln!(out, "not needed"),
+        (None, None) => writeln!(out, "no frontend needs it"),
     };
 }

@@ -35,11 +35,11 @@ impl OwnMetrics {
         Ok(OwnMetrics {
             tampering: part.counters(
                 "portwarden_tampering_total",
-                "Times that somebody else changed Portwarden's objects in the kernel",
+                "Times that another process changed Portwarden's objects in the kernel",
                 family,
             )?,
             isolated: part.gauges(
-                "portwarden_isolated_services",
+                "portwarden_refused_services",
                 "Services that the kernel refuses at present",
                 family,
             )?,

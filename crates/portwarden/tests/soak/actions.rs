@@ -23,11 +23,11 @@ pub(crate) enum Action {
     Reshape { service: usize, shape: Shape },
     /// A Service is deleted and comes back, with or without its slices.
     Recreate { service: usize, slices: bool, pause: Duration },
-    /// Services that nobody asks come or go.
+    /// Services without traffic are added or deleted.
     Crowd { first: u8, count: u8, present: bool },
     /// The Node is in another zone.
     Zone(u8),
-    /// Somebody damages the rules.
+    /// Another process damages the rules.
     Damage(Damage),
     /// The process is killed, and started again later.
     Kill { pause: Duration, meanwhile: Vec<Action> },
@@ -37,7 +37,7 @@ pub(crate) enum Action {
     Reload(Reload),
     /// The API server fails in many ways for a while.
     Faults { seed: u64, pause: Duration, heal: Heal, meanwhile: Vec<Action> },
-    /// The API server is away.
+    /// The API server is unreachable.
     Outage { pause: Duration, meanwhile: Vec<Action> },
 }
 
@@ -95,7 +95,7 @@ pub(crate) enum Reload {
     Nonsense,
 }
 
-/// How the API server gets well.
+/// How the API server recovers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Heal {
     /// It closes all connections.
@@ -147,7 +147,7 @@ impl Script {
         actions
     }
 
-    /// Something that the API server is told.
+    /// A write to the API server.
     fn write(&mut self) -> Action {
         let service = self.random.index(SERVICES);
         match self.random.below(10) {

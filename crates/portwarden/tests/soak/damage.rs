@@ -1,4 +1,4 @@
-//! Somebody else at work on the node's rules.
+//! Another process changes the node's rules.
 
 use anyhow::Result;
 use portwarden_testkit::Host;

@@ -1,16 +1,16 @@
-//! What the model says about every request: may it fail, and who may answer it.
+//! Judges every request by the model: may it fail, and which endpoints may answer it.
 //!
 //! A request is sent at one moment and over at another. The kernel acted on some version of the Service and of its slices in between;
 //! which one cannot be known while a change is on its way, so all that are possible count:
 //!
 //! * It must succeed if it would succeed under every possible pair of versions. A datagram may get lost with its flow when the
 //!   endpoint it went to is no endpoint any more: over UDP, all pairs must have the same endpoints, too.
-//! * Whoever answers must be an endpoint under one of them.
-//! * While rules are damaged, until every Service that should answer does so again, nothing is asked of requests. They are counted
-//!   apart, and the time of repair is limited and shown. The same holds while this machine itself stands still, and soon after.
+//! * The host that answers must be an endpoint under one of these pairs.
+//! * While rules are damaged, until every Service that should answer does so again, requests may fail. They are counted
+//!   separately, and the time of repair is limited and shown. The same holds while this machine stalls, and shortly after.
 //! * A starting process, and one that changes its mode, exchanges all rules in one transaction. The kernel looks up maps by what is valid at
-//!   that instant, even for a packet that it began to judge before. So one request in each such exchange may meet its very
-//!   instant (some microseconds) and fail; that too is counted apart.
+//!   that instant, even for a packet whose evaluation began before. So one request in each such exchange may hit
+//!   that instant (some microseconds) and fail; it is counted separately, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -27,10 +27,10 @@ use portwarden_testkit::{Outcome, Topology, Transport};
 
 use crate::timeline::Timeline;
 
-/// Requests are judged soon after their end; what was over long before then is forgotten.
+/// Requests are judged soon after their end; older history is dropped.
 const MEMORY: Duration = Duration::from_secs(60);
 
-/// Modes differ only in how they turn packets away, which is not asked here.
+/// Modes differ only in how they refuse packets, which does not matter here.
 const MODE: Mode = Mode {
     guards_cluster_ips: true,
     remote_hairpin: true,
@@ -72,7 +72,7 @@ pub(crate) struct Tracked {
     pub(crate) slices: PerFamily<Timeline<Option<EndpointSlice>>>,
 }
 
-/// What became of all requests.
+/// The results of all requests.
 #[derive(Debug, Default)]
 pub(crate) struct Count {
     pub(crate) requests: u64,
@@ -81,7 +81,7 @@ pub(crate) struct Count {
     pub(crate) excluded_failures: u64,
     /// Failures in the instant of an exchange of all rules.
     pub(crate) exchanged: u64,
-    /// What went wrong although it must not.
+    /// Requests that failed and must not.
     pub(crate) failures: Vec<String>,
 }
 
@@ -93,7 +93,7 @@ struct Exchange {
     allowance: u32,
 }
 
-/// Keeps account.
+/// Counts and judges requests.
 pub(crate) struct Ledger {
     pub(crate) services: Vec<Tracked>,
     pub(crate) targets: Vec<Target>,
@@ -138,7 +138,7 @@ impl Ledger {
         self.exchanges.push(Exchange { start: Instant::now(), end: None, allowance: 1 });
     }
 
-    /// The machine stood still.
+    /// The machine stalled.
     pub(crate) fn stalled(&mut self, start: Instant, end: Instant) {
         // An open window stays the last one.
         self.windows.insert(0, (start, Some(end)));
@@ -151,14 +151,14 @@ impl Ledger {
         }
     }
 
-    /// Rules are whole again; tells how long they were not.
+    /// Rules are repaired. Returns how long they were damaged.
     pub(crate) fn repaired(&mut self) -> Option<Duration> {
         let (start, end) = self.windows.last_mut().filter(|(_, end)| end.is_none())?;
         *end = Some(Instant::now());
         Some(start.elapsed())
     }
 
-    /// Whether rules are as they should be.
+    /// Whether rules are undamaged.
     pub(crate) fn is_whole(&self) -> bool {
         self.windows.last().is_none_or(|(_, end)| end.is_some())
     }
@@ -230,7 +230,7 @@ impl Ledger {
         false
     }
 
-    /// Forgets what no request can be about any more.
+    /// Drops versions that no request can have met any more.
     pub(crate) fn forget(&mut self) {
         let Some(before) = Instant::now().checked_sub(MEMORY) else { return };
         for tracked in &mut self.services {

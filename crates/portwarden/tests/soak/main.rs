@@ -8,7 +8,7 @@
 //! | `actions.rs` | what happens, from a seed |
 //! | `world.rs`, `damage.rs` | how it happens |
 //! | `traffic.rs` | the requests |
-//! | `ledger.rs`, `timeline.rs` | what must become of them |
+//! | `ledger.rs`, `timeline.rs` | which of them must succeed |
 
 mod actions;
 mod damage;
@@ -27,7 +27,7 @@ use portwarden::config::duration::GoDuration;
 use actions::Script;
 use world::World;
 
-/// So long it runs unless `DURATION` says otherwise.
+/// The running time unless `DURATION` is set.
 const USUALLY: Duration = Duration::from_secs(60);
 /// Actions that are shown with a failure.
 const SHOWN: usize = 25;

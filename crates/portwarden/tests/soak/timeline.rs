@@ -15,7 +15,7 @@ pub(crate) struct Version<T> {
     /// Different for each version of one object.
     pub(crate) number: u64,
     pub(crate) value: T,
-    /// Nobody can have known it before.
+    /// No request before this moment can have met it.
     from: Instant,
     /// The kernel acts on a later one since then, at the latest.
     until: Option<Instant>,
@@ -28,7 +28,7 @@ impl<T: PartialEq> Timeline<T> {
         timeline
     }
 
-    /// Notes a version that is about to be written.
+    /// Records a version that is about to be written.
     pub(crate) fn write(&mut self, value: T) {
         if self.versions.last().is_some_and(|last| last.value == value) {
             return;
@@ -56,7 +56,7 @@ impl<T: PartialEq> Timeline<T> {
         self.versions.last()
     }
 
-    /// Forgets what was over before this moment.
+    /// Drops versions that ended before this moment.
     pub(crate) fn forget(&mut self, before: Instant) {
         self.versions.retain(|version| version.until.is_none_or(|until| until >= before));
     }

@@ -17,7 +17,7 @@ const PER_SECOND: u32 = 10;
 /// Time between two questions on a kept socket.
 const PAUSE: Duration = Duration::from_millis(40);
 
-/// Who sleeps longer than this, though it wanted to sleep for a moment, was kept from running.
+/// A thread that sleeps longer than this, although it asked for a moment, was not scheduled.
 const STALL: Duration = Duration::from_secs(1);
 /// After a stall the traffic that should have been sent meanwhile comes all at once.
 const AFTERMATH: Duration = Duration::from_secs(10);
@@ -45,7 +45,7 @@ impl Traffic {
             let load =
                 host.probe().load_observed(target.transport, target.address, PER_SECOND, move |ended| {
                     let (started, ended, outcome) = (ended.started, ended.ended, ended.outcome.clone());
-                    // Nobody listens any more when the soak is over.
+                    // The receiver is gone when the soak is over.
                     let _ = sender.send(Request { target: index, started, ended, outcome, kept: false });
                 })?;
             traffic.loads.push(load);
@@ -71,7 +71,7 @@ impl Traffic {
         self.requests.try_iter()
     }
 
-    /// Times since the last call in which this machine stood still, or had to catch up.
+    /// Periods since the last call in which this machine stalled or had to catch up.
     pub(crate) fn stalls(&self) -> impl Iterator<Item = (Instant, Instant)> {
         self.stalls.try_iter()
     }
@@ -132,7 +132,7 @@ impl Keeper {
             let epoch = self.epoch.load(Ordering::Relaxed);
             let started = Instant::now();
             let (mut connection, outcome) = self.probe.open(self.target.transport, self.target.address)?;
-            let mut alive = self.tell(started, outcome, false);
+            let mut alive = self.report(started, outcome, false);
             while alive {
                 thread::sleep(PAUSE);
                 // The order matters: a question after damaged rules were repaired is never asked on a socket from before.
@@ -146,14 +146,14 @@ impl Keeper {
                     started = Instant::now();
                     outcome = connection.exchange()?;
                 }
-                alive = self.tell(started, outcome, true);
+                alive = self.report(started, outcome, true);
             }
             thread::sleep(PAUSE);
         }
         Ok(())
     }
 
-    fn tell(&self, started: Instant, outcome: Outcome, kept: bool) -> bool {
+    fn report(&self, started: Instant, outcome: Outcome, kept: bool) -> bool {
         let answered = outcome.is_answered();
         let request = Request { target: self.index, started, ended: Instant::now(), outcome, kept };
         self.sender.send(request).is_ok() && answered

@@ -29,7 +29,7 @@ use crate::traffic::Traffic;
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Every endpoint answers here.
 const TARGET_PORT: u16 = 8080;
-/// Sockets are kept to so many targets, all of the Service that always has endpoints.
+/// The number of targets with a kept socket, all of the Service that always has endpoints.
 const KEPT: usize = 6;
 
 /// Figures for the end.
@@ -39,13 +39,13 @@ pub(crate) struct Figures {
     pub(crate) faults: u32,
     pub(crate) reloads: u32,
     pub(crate) damages: u32,
-    /// Times in which this machine stood still.
+    /// Periods in which this machine stalled.
     pub(crate) stalls: u32,
     pub(crate) slowest_repair: Duration,
     pub(crate) slowest_change: Duration,
 }
 
-/// Everything.
+/// The hosts, the API server, the process and the traffic.
 pub(crate) struct World {
     // Dropped first: traffic and process end before what they need.
     traffic: Option<Traffic>,
@@ -130,7 +130,7 @@ impl World {
 
     /// Judges all requests that ended since the last call.
     pub(crate) fn judge(&mut self) -> Result<()> {
-        // Requests first: a stall is told of before whatever it delayed is over.
+        // Requests first: a stall is reported before the requests that it delayed end.
         let requests: Vec<_> = self.traffic.iter().flat_map(Traffic::ended).collect();
         for (start, end) in self.traffic.iter().flat_map(Traffic::stalls) {
             self.figures.stalls += 1;
@@ -257,7 +257,7 @@ impl World {
         }
     }
 
-    /// Damages rules. In iptables mode nothing tells of it before the next full sync, so it is left alone there.
+    /// Damages rules. Not in iptables mode, which detects it only at the next full sync.
     fn damage(&mut self, damage: Damage) -> Result<()> {
         if self.config.iptables {
             return Ok(());

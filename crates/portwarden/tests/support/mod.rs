@@ -130,12 +130,12 @@ impl Rig {
         self.start(&["--proxy-mode", mode, "--cluster-cidr", &cidr, "-v=2"])
     }
 
-    /// Asks it to stop and tells how it ended.
+    /// Asks the program to stop and returns its exit status.
     pub(crate) fn stop(&mut self) -> Result<ExitStatus> {
         self.process.take().context("it runs")?.terminate(TIMEOUT)
     }
 
-    /// Ends it without asking.
+    /// Kills it.
     pub(crate) fn kill(&mut self) {
         self.process = None;
     }

@@ -187,7 +187,7 @@ fn a_refused_service_is_reported_once_and_tried_again() {
     bench.time.pass(SECOND);
     bench.engine.apply(vec![slice("web", 9, "TCP", |_| {})]);
     bench.turn();
-    assert_eq!(bench.metric("portwarden_isolated_services{ip_family=\"IPv4\"}").as_deref(), Some("1"));
+    assert_eq!(bench.metric("portwarden_refused_services{ip_family=\"IPv4\"}").as_deref(), Some("1"));
     bench.pass(5 * SECOND);
     let calls = bench.v4.calls();
     assert_eq!(calls.len(), 3, "tried after one and after two more seconds");
@@ -197,7 +197,7 @@ fn a_refused_service_is_reported_once_and_tried_again() {
         Some(Notice::Refused { family: Family::V4, refused })
     );
     assert!(bench.receivers.notices.try_recv().is_err(), "reported once");
-    assert_eq!(bench.metric("portwarden_isolated_services{ip_family=\"IPv4\"}").as_deref(), Some("0"));
+    assert_eq!(bench.metric("portwarden_refused_services{ip_family=\"IPv4\"}").as_deref(), Some("0"));
 }
 
 #[test]
@@ -549,7 +549,7 @@ fn a_service_can_be_refused_and_accepted_after_its_sync() {
         bench.v4.notify(Notification::Refused { family: Family::V4, refused: refused.clone() });
         bench.engine.poll_dataplanes();
     }
-    let count = |bench: &Bench| bench.metric("portwarden_isolated_services{ip_family=\"IPv4\"}");
+    let count = |bench: &Bench| bench.metric("portwarden_refused_services{ip_family=\"IPv4\"}");
     assert_eq!(count(&bench).as_deref(), Some("1"));
     assert_eq!(
         bench.receivers.notices.try_recv().ok(),
