@@ -17,7 +17,6 @@ pub mod health;
 pub mod host;
 pub mod http;
 pub mod logging;
-pub mod loopback;
 pub mod metrics;
 pub mod modes;
 pub mod status;

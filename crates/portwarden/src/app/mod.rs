@@ -42,7 +42,6 @@ use crate::health::{ServicePorts, ServicePortsContext, SharedHealth};
 use crate::host::{self, FamilySupport, HostAddresses, Kernel};
 use crate::http::BindError;
 use crate::logging::{Logs, chain};
-use crate::loopback::{LoopbackContext, LoopbackProxy};
 use crate::metrics::Metrics;
 use crate::modes;
 
@@ -104,8 +103,7 @@ impl App {
         let heartbeat = Heartbeat::new(started.instant);
         health.follow(heartbeat.clone());
         let events = Events::default();
-        let (mut outputs, receivers) = EngineOutputs::new(1000);
-        outputs.serve_loopback(config.mode.entry().operations.proxies_loopback(config));
+        let (outputs, receivers) = EngineOutputs::new(1000);
         let (engine, engine_ended) = start_engine(Parts {
             settings: config.model_settings(&node, started.wall),
             words: config.mode.words(),
@@ -388,10 +386,5 @@ fn start_followers(
         refused: metrics.own.refused_connections.with_label_values(&["service health"]),
     };
     tasks.spawn(ServicePorts::new(context).follow(receivers.health_checks));
-    let context = LoopbackContext {
-        metrics: metrics.loopback.clone(),
-        turned_away: metrics.own.refused_connections.with_label_values(&["localhost nodeports"]),
-    };
-    tasks.spawn(LoopbackProxy::new(context).follow(receivers.loopback_ports));
     tasks.spawn(notices::forward(receivers.notices, events.clone()));
 }

@@ -65,7 +65,6 @@ impl App {
         self.engine.send(Message::Reconfigure(Box::new(Reconfiguration {
             settings: config.model_settings(&node, self.started.wall),
             pacing: pacing(&config),
-            loopback_proxy: config.mode.entry().operations.proxies_loopback(&config),
             dataplanes,
         })));
         self.check(&config);

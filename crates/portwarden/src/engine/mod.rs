@@ -15,7 +15,7 @@
 //! | `refused_services.rs` | Services that the kernel refuses |
 //! | `repair.rs` | the pace at which changes by other processes are undone |
 //! | `flows.rs`, `conntrack.rs` | removing stale flows after syncs |
-//! | `outputs.rs`, `loopback.rs` | what the engine publishes: health-check ports, node ports on loopback addresses, notices |
+//! | `outputs.rs` | what the engine publishes: health-check ports, notices |
 
 mod clock;
 mod conntrack;
@@ -24,7 +24,6 @@ mod family_sync;
 mod flows;
 mod heartbeat;
 mod inbox;
-mod loopback;
 mod node_wait;
 mod outputs;
 mod refused_services;
@@ -53,7 +52,6 @@ pub use event_intake::{NodeWait, log_waiting_for_caches};
 pub use flows::{Flows, FlowsError};
 pub use heartbeat::{Heartbeat, Stage};
 pub use inbox::{Handle, Inbox, inbox};
-pub use loopback::{LoopbackPort, LoopbackPorts};
 pub use outputs::{EngineOutputs, EngineReceivers, HealthCheckPorts, Notice};
 pub use run::run;
 
@@ -81,8 +79,6 @@ pub struct Reconfiguration {
     pub settings: Settings,
     /// When syncs may happen.
     pub pacing: PacerConfig,
-    /// Whether a proxy in user space serves node ports on loopback addresses.
-    pub loopback_proxy: bool,
     /// Other dataplanes, if the mode or its options changed.
     pub dataplanes: Option<Replacement>,
 }
@@ -404,7 +400,6 @@ impl Engine {
         let problems = self.cluster.take_problems();
         self.report_problems(problems);
         self.syncs.set_pacing(wanted.pacing);
-        self.outputs.serve_loopback(wanted.loopback_proxy);
         if let Some(replacement) = wanted.dataplanes {
             self.syncs.replace(replacement, wanted.pacing, now.instant);
         }
@@ -472,7 +467,6 @@ impl Engine {
             log_accepted(family, service);
         }
         self.outputs.health_checks(desired, &done.changes);
-        self.outputs.loopback_ports(desired, &done.changes);
         // Before a full sync rules may have been missing, so that flows went through as they were.
         let full = done.changes.full || done.report.full;
         let concerned = full || done.changes.udp || !done.changes.gone.is_empty();

@@ -8,8 +8,6 @@ use portwarden_model::{
 };
 use tokio::sync::{mpsc, watch};
 
-use super::loopback::LoopbackPorts;
-
 /// Something to report to the operator as an Event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
@@ -42,8 +40,6 @@ impl Default for HealthCheckPorts {
 /// The engine's ends of the channels to the other thread.
 pub struct EngineOutputs {
     health_checks: watch::Sender<PerFamily<HealthCheckPorts>>,
-    loopback_proxy: bool,
-    loopback_ports: watch::Sender<PerFamily<LoopbackPorts>>,
     notices: mpsc::Sender<Notice>,
 }
 
@@ -51,8 +47,6 @@ pub struct EngineOutputs {
 pub struct EngineReceivers {
     /// The health-check ports that should be open.
     pub health_checks: watch::Receiver<PerFamily<HealthCheckPorts>>,
-    /// The node ports that should answer on loopback addresses.
-    pub loopback_ports: watch::Receiver<PerFamily<LoopbackPorts>>,
     /// What to report as Events.
     pub notices: mpsc::Receiver<Notice>,
 }
@@ -61,35 +55,13 @@ impl EngineOutputs {
     /// Makes both ends. Beyond `limit` notices that wait, new ones are left out: they are in the log anyway.
     pub fn new(limit: usize) -> (Self, EngineReceivers) {
         let (health_checks, health_checks_out) = watch::channel(PerFamily::default());
-        let (loopback_ports, loopback_ports_out) = watch::channel(PerFamily::default());
         let (notices, notices_out) = mpsc::channel(limit);
-        let receivers = EngineReceivers {
-            health_checks: health_checks_out,
-            loopback_ports: loopback_ports_out,
-            notices: notices_out,
-        };
-        (EngineOutputs { health_checks, loopback_proxy: false, loopback_ports, notices }, receivers)
-    }
-
-    /// Says whether a proxy in user space serves node ports on loopback addresses; at first none does. They are published with the next
-    /// full sync, and taken back at once.
-    pub fn serve_loopback(&mut self, wanted: bool) {
-        self.loopback_proxy = wanted;
-        if !wanted {
-            self.loopback_ports.send_if_modified(|families| families.v4.clear() | families.v6.clear());
-        }
+        let receivers = EngineReceivers { health_checks: health_checks_out, notices: notices_out };
+        (EngineOutputs { health_checks, notices }, receivers)
     }
 
     pub(super) fn notice(&self, notice: Notice) {
         let _ = self.notices.try_send(notice);
-    }
-
-    /// Publishes the node ports on loopback addresses after a sync that brought `changes` to the kernel.
-    pub(super) fn loopback_ports(&self, desired: &Desired, changes: &Changes) {
-        if self.loopback_proxy {
-            self.loopback_ports
-                .send_if_modified(|families| families[desired.family].update(desired, changes));
-        }
     }
 
     /// Publishes the health-check ports after a sync that brought `changes` to the kernel.

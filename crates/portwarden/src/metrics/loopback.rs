@@ -1,12 +1,12 @@
-//! Node ports on loopback addresses in nftables mode. They appear when the feature is first switched on.
+//! Packets to node ports on loopback addresses that nftables mode refuses, counted by the kernel.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use portwarden_model::{Family, Protocol};
+use prometheus::Registry;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Counter, LabelPair, Metric, MetricFamily, MetricType};
-use prometheus::{GaugeVec, IntCounterVec, Opts, Registry};
 
 use super::{MetricError, Part};
 
@@ -16,62 +16,27 @@ const REJECTED_HELP: &str = "[ALPHA] Packets to node ports on loopback addresses
 /// Reads the packets that were refused, if the kernel counts them.
 pub type ReadRejected = Box<dyn Fn() -> Vec<(Family, Protocol, u64)> + Send + Sync>;
 
-/// Metrics of the loopback proxy, and of packets that the rules refuse.
+/// The metric of refused packets. It appears when the feature is first switched on.
 #[derive(Clone)]
 pub struct LoopbackMetrics {
     registry: Registry,
     shown: Arc<OnceLock<()>>,
-    listeners: GaugeVec,
-    failures: IntCounterVec,
 }
 
 impl LoopbackMetrics {
-    pub(super) fn new(registry: &Registry) -> Result<Self, MetricError> {
-        let named = |name: &'static str| move |source| MetricError { name: name.to_owned(), source };
-        let (listeners, failures) = (
-            "kubeproxy_nftables_localhost_nodeport_listeners",
-            "kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total",
-        );
-        let family = &["ip_family"];
-        let listeners_help = "[ALPHA] Node ports that are served on a loopback address";
-        let failures_help = "[ALPHA] Attempts to listen for a node port on a loopback address that failed";
-        Ok(LoopbackMetrics {
-            registry: registry.clone(),
-            shown: Arc::default(),
-            listeners: GaugeVec::new(Opts::new(listeners, listeners_help), family)
-                .map_err(named(listeners))?,
-            failures: IntCounterVec::new(Opts::new(failures, failures_help), family)
-                .map_err(named(failures))?,
-        })
+    pub(super) fn new(registry: &Registry) -> Self {
+        LoopbackMetrics { registry: registry.clone(), shown: Arc::default() }
     }
 
-    /// Registers them.
+    /// Registers it.
     pub fn show(&self, read: ReadRejected) -> Result<(), MetricError> {
         if self.shown.set(()).is_err() {
             return Ok(());
         }
-        let part = Part(&self.registry);
-        part.add("nftables_localhost_nodeport_listeners", self.listeners.clone())?;
-        part.add("nftables_localhost_nodeport_listener_creation_failures_total", self.failures.clone())?;
         let labels = ["ip_family", "protocol"].map(str::to_owned).into();
         let described = Desc::new(REJECTED.to_owned(), REJECTED_HELP.to_owned(), labels, HashMap::new());
         let description = described.map_err(|source| MetricError { name: REJECTED.to_owned(), source })?;
-        part.add(REJECTED, Rejected { read, description })
-    }
-
-    /// Sets the number of open ports, if there are or were any.
-    pub fn listening(&self, family: Family, count: usize, served: bool) {
-        if served {
-            self.listeners.with_label_values(&[family.as_str()]).set(count as f64);
-        } else {
-            // It does not exist if no port was ever open.
-            let _ = self.listeners.remove_label_values(&[family.as_str()]);
-        }
-    }
-
-    /// Counts a port that could not be opened.
-    pub fn failed(&self, family: Family) {
-        self.failures.with_label_values(&[family.as_str()]).inc();
+        Part(&self.registry).add(REJECTED, Rejected { read, description })
     }
 }
 

@@ -73,7 +73,7 @@ impl Metrics {
             changes: ChangeMetrics::new(&part)?,
             flows: FlowMetrics::new(&part)?,
             health: HealthMetrics::new(&part)?,
-            loopback: LoopbackMetrics::new(&registry)?,
+            loopback: LoopbackMetrics::new(&registry),
             rest_client: RestClientMetrics::new(&part)?,
             own: OwnMetrics::new(&part)?,
             registry,

@@ -124,11 +124,6 @@ pub(crate) trait Operations: Sync {
     /// Logs what the operator should know about the mode on this node, once the Node is known.
     fn log_node_notes(&self, _config: &Config, _families: FamilySupport, _cluster: &Cluster) {}
 
-    /// Whether a proxy serves node ports on loopback addresses.
-    fn proxies_loopback(&self, _config: &Config) -> bool {
-        false
-    }
-
     /// Waits for what should not end with the engine, such as connections that a proxy carries. Called when the process is about to end; blocks.
     fn drain(&self) {}
 

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use portwarden_model::{Dataplane, Family, Protocol};
+use portwarden_model::{Dataplane, Family, Layers, Protocol};
 use portwarden_nftables::{Nftables, Options};
+use portwarden_userspace::{CREATION_FAILURES, LoopbackProxy};
 use tracing::debug;
 
 use super::leftovers::{Leftover, Phase};
@@ -31,6 +32,10 @@ pub(super) static ENTRY: Entry = Entry {
                 "sync_proxy_rules_nftables_cleanup_failures_total",
                 "[ALPHA] Removals of stale chains that failed; Portwarden removes in the sync itself, so this stays empty",
             ),
+            (
+                CREATION_FAILURES,
+                "[ALPHA] Attempts to listen for a node port on a loopback address that failed",
+            ),
         ],
     },
     known_to_kube_proxy: true,
@@ -53,26 +58,27 @@ impl Operations for NftablesMode {
     fn build(&self, context: &BuildContext<'_>) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {
         let options = Options {
             masquerade_bit: context.config.masquerade.bit,
-            loopback_node_ports: self.proxies_loopback(context.config),
+            loopback_node_ports: proxies_loopback(context.config),
         };
         let dataplane =
             Nftables::new(context.families, options).context("cannot create the nftables proxier")?;
-        Ok(vec![Box::new(dataplane)])
+        if !options.loopback_node_ports {
+            return Ok(vec![Box::new(dataplane)]);
+        }
+        let proxy =
+            LoopbackProxy::new().context("cannot start the proxy for node ports on loopback addresses")?;
+        Ok(vec![Box::new(Layers::new(Box::new(dataplane), vec![Box::new(proxy)]))])
     }
 
     /// What is refused on loopback addresses, counted by the kernel.
     fn publish_metrics(&self, config: &Config, metrics: &Metrics) -> Result<(), MetricError> {
-        if !self.proxies_loopback(config) {
+        if !proxies_loopback(config) {
             return Ok(());
         }
         metrics.loopback.show(Box::new(|| {
             let until = Instant::now() + SCRAPE_TIMEOUT;
             Family::BOTH.into_iter().flat_map(|family| rejected(family, until)).collect()
         }))
-    }
-
-    fn proxies_loopback(&self, config: &Config) -> bool {
-        config.gates.enabled(Feature::NftablesLocalhostNodePorts)
     }
 
     fn leftovers(&self, kept: Option<Mode>, _config: &Config) -> Vec<Leftover> {
@@ -88,6 +94,11 @@ impl Operations for NftablesMode {
         };
         Family::BOTH.map(table).into()
     }
+}
+
+/// Whether a proxy serves node ports on loopback addresses.
+fn proxies_loopback(config: &Config) -> bool {
+    config.gates.enabled(Feature::NftablesLocalhostNodePorts)
 }
 
 fn rejected(family: Family, until: Instant) -> Vec<(Family, Protocol, u64)> {

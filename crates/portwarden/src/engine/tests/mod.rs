@@ -1,7 +1,6 @@
 //! What the engine does, with time and the kernel in the tests' hands.
 
 mod bench;
-mod loopback;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -401,7 +400,6 @@ fn another_mode_comes_before_the_old_one_goes() {
     bench.engine.take(Message::Reconfigure(Box::new(Reconfiguration {
         settings: Settings::new("here"),
         pacing: PacerConfig::default(),
-        loopback_proxy: false,
         dataplanes: Some(Replacement {
             words: words("second"),
             dataplanes: vec![
@@ -437,7 +435,6 @@ fn other_options_of_the_same_mode_take_over_its_objects() {
     bench.engine.take(Message::Reconfigure(Box::new(Reconfiguration {
         settings: Settings::new("here"),
         pacing: PacerConfig::default(),
-        loopback_proxy: false,
         dataplanes: Some(Replacement {
             words: words("first"),
             dataplanes: vec![fake(Family::V4, "first", &fresh, &bench.time, MILLI)],
@@ -457,7 +454,6 @@ fn other_settings_take_effect_at_once() {
     bench.engine.take(Message::Reconfigure(Box::new(Reconfiguration {
         settings: Settings { masquerade_all: true, ..Settings::new("here") },
         pacing: PacerConfig::default(),
-        loopback_proxy: false,
         dataplanes: None,
     })));
     bench.turn();
