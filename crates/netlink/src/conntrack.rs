@@ -59,7 +59,7 @@ pub struct Flow {
     pub status: u32,
     /// The connection mark.
     pub mark: u32,
-    /// The zone; 0 unless someone set one.
+    /// The zone; 0 unless rules set one.
     pub zone: u16,
     /// How long it stays without another packet.
     pub timeout: Option<Duration>,
@@ -73,7 +73,7 @@ impl Flow {
         self.status & ct_status::SEEN_REPLY != 0
     }
 
-    /// Reads a flow from a message; `None` if the message tells of none.
+    /// Reads a flow from a message; `None` if the message contains none.
     pub fn decode(message: &Message<'_>) -> Result<Option<Self>, Malformed> {
         match attributes_of(message) {
             Some(attributes) => decode_attributes(attributes),
@@ -91,7 +91,7 @@ pub struct Listing<T> {
     pub consistency: Consistency,
 }
 
-/// What became of a deletion.
+/// The result of a deletion.
 #[derive(Debug)]
 pub struct Deletion {
     /// Flows that are gone, also those that went by themselves meanwhile.
@@ -199,7 +199,7 @@ impl Conntrack {
     }
 }
 
-/// The attributes of a message that tells of a flow.
+/// The attributes of a message that contains a flow.
 fn attributes_of<'a>(message: &Message<'a>) -> Option<&'a [u8]> {
     if message.kind != NEW {
         return None;

@@ -29,7 +29,7 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// Reads a message; `None` if it does not tell of an accounting object.
+    /// Reads a message; `None` if it contains no accounting object.
     pub fn decode(message: &Message<'_>) -> Result<Option<Self>, Malformed> {
         if message.kind != NEW {
             return Ok(None);

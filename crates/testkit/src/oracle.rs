@@ -117,7 +117,7 @@ impl<'a> Packet<'a> {
 }
 
 impl<'a> Oracle<'a> {
-    /// Whether endpoints see the node's address, whoever the client is.
+    /// Whether endpoints see the node's address for every client.
     pub(crate) fn hides_clients(&self) -> bool {
         self.mode.proxies
     }

@@ -181,7 +181,7 @@ impl Rig {
         self.sync_with(&changes)
     }
 
-    /// Starts the dataplanes anew over what the kernel has, as after the end of the process.
+    /// Restarts the dataplanes over the kernel's state, as after the end of the process.
     pub fn restart(&mut self) -> Result<()> {
         self.dataplanes = start(&self.candidate, &self.topology, &self.options)?;
         self.cluster.resolve();

@@ -200,7 +200,7 @@ impl FamilyRules {
         let mut attempts = 0;
         loop {
             attempts += 1;
-            // Anew for each attempt: one that failed may have changed the filter table.
+            // Read again for each attempt: a failed one may have changed the filter table.
             let needed = full_sync::compare(&self.programs, writes_firewall, &pending)?;
             let restored = match needed {
                 Needed::Everything(all) => {

@@ -1,7 +1,7 @@
 //! Detects that another process flushed or changed our rules.
 //!
 //! An empty chain, the canary, stands in each table. When the one in mangle is gone (that table is the smallest, so looking is cheap),
-//! the flush is given a moment to reach the other tables before everything is written anew. Where the kernel sends notifications
+//! the flush is given a moment to reach the other tables before everything is written again. Where the kernel sends notifications
 //! ([`ChangeNotices`]), every change of our chains is detected, and at once.
 
 use std::os::fd::BorrowedFd;

@@ -96,7 +96,7 @@ impl Ipvs {
             self.device = self.kernel.ensure_device()?;
             let found = self.kernel.addresses(desired.family, self.device)?;
             state.node_addresses.clone_from(&found.node);
-            // A virtual server that a Service wants is ours whoever created it, so the plans come first.
+            // A virtual server that a Service wants is ours even if another program created it, so the plans come first.
             state.plan(desired, changes, true, &self.options);
             state.read_kernel(&mut self.kernel, found, &self.options)?;
             report.full = true;

@@ -76,7 +76,7 @@ impl Traffic {
         self.stalls.try_iter()
     }
 
-    /// Opens kept sockets anew: damaged rules may have let replies through untranslated, which ends connections.
+    /// Opens kept sockets again: damaged rules may have let replies through untranslated, which ends connections.
     pub(crate) fn renew(&self) {
         self.epoch.fetch_add(1, Ordering::Relaxed);
     }

@@ -34,7 +34,7 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// Whether Services must be rendered anew that did not change. The size of the cluster alone is no reason, as in kube-proxy:
+    /// Whether unchanged Services must be rendered again. The size of the cluster alone is no reason, as in kube-proxy:
     /// chains with and without comments stand side by side.
     pub(crate) fn differs_for_all(&self, other: &Context) -> bool {
         Context { large: self.large, ..other.clone() } != *self

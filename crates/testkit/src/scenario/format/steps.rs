@@ -32,7 +32,7 @@ pub enum Step {
     Pause(f64),
     /// Every pod of `node-a` sends once; the answers are spread evenly.
     Clients(Clients),
-    /// The dataplane starts anew over what the kernel has.
+    /// The dataplane restarts over the kernel's state.
     Restart(Restart),
     /// The answers for load balancers.
     HealthCheck(HealthCheckContent),
