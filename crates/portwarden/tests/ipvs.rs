@@ -25,7 +25,7 @@ fn a_kernel_without_ipvs_is_reported_with_advice() -> Result<()> {
     let manifests = format!("--manifests={}", rig.path("manifests").display());
     let error = rig.program().args(["--proxy-mode=ipvs", "--hostname-override=node-a", &manifests]).run();
     let text = format!("{:#}", error.err().context("it started")?);
-    ensure!(text.contains("this kernel has no IPVS"), "{text}");
+    ensure!(text.contains("mode ipvs is deprecated") && text.contains("this kernel has no IPVS"), "{text}");
     ensure!(text.contains("modprobe ip_vs") && text.contains("--proxy-mode=nftables"), "{text}");
     Ok(())
 }
