@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use tracing::{error, info};
 
-use crate::app::{self, App, Order, Signals};
+use crate::app::{self, App, Signals, StartupOptions};
 use crate::config::{self, Config, LoadedConfig};
 use crate::flags::{self, Action, Flags, Invocation, Program};
 use crate::logging::{self, Logs, end_on_panic};
@@ -91,7 +91,7 @@ fn execute(program: Program, flags: Flags) -> anyhow::Result<()> {
     };
     logs.start();
     let loaded = loaded?;
-    loaded.notices.iter().for_each(app::tell);
+    loaded.notices.iter().for_each(app::log_notice);
     if loaded.config.logging.verbosity >= 1 {
         for (name, value) in flags.listing(program) {
             info!(target: logging::PLAIN, "FLAG: --{name}={value:?}");
@@ -115,14 +115,14 @@ fn dispatch(program: Program, flags: Flags, loaded: LoadedConfig, logs: Arc<Logs
         Action::InitOnly => app::prepare_only(&config),
         Action::Run => {
             let version = flags::reported_version(flags.version()).to_owned();
-            run(Order { program, flags, config, notices, version }, logs)
+            run(StartupOptions { program, flags, config, notices, version }, logs)
         }
     }
 }
 
-fn run(order: Order, logs: Arc<Logs>) -> anyhow::Result<()> {
+fn run(options: StartupOptions, logs: Arc<Logs>) -> anyhow::Result<()> {
     end_on_panic();
-    info!(version = order.version, portwarden = crate::version::OWN, "Version info");
+    info!(version = options.version, portwarden = crate::version::OWN, "Version info");
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -130,7 +130,7 @@ fn run(order: Order, logs: Arc<Logs>) -> anyhow::Result<()> {
     let result = runtime.block_on(async {
         // First, so that a signal during the start is neither lost nor ends PID 1 silently.
         let mut signals = Signals::new().context("cannot listen to signals")?;
-        let app = App::start(order, logs).await?;
+        let app = App::start(options, logs).await?;
         let (healthz, metrics) = app.bound();
         info!(healthz = listening(healthz), metrics = listening(metrics), "Started");
         app.run(&mut signals).await

@@ -137,7 +137,7 @@ fn a_server_that_goes_away_takes_nothing_with_it() -> Result<()> {
     rig.wait_until("the loss to be logged", || {
         Ok(rig.metric("portwarden_source_failing{part=\"Services\"}")? > 0.0)
     })?;
-    ensure!(rig.node().tcp(web())?.is_answered(), "what is known stays in force");
+    ensure!(rig.node().tcp(web())?.is_answered(), "the last known state stays in force");
     let pod = rig.topology.pod(1);
     pod.serve(Transport::Tcp, 8080)?;
     server

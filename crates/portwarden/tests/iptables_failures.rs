@@ -137,7 +137,7 @@ fn a_refused_partial_restore_is_counted_although_a_full_one_follows() -> Result<
 fn a_restore_that_hangs_does_not_keep_the_other_family_waiting() -> Result<()> {
     let rig = node_with_broken_restore("exec sleep 1000")?;
     rig.wait_until("the first sync of the other family", || Ok(rig.metric(&last_sync("IPv6"))? > 0.0))?;
-    rig.wait_for_log("The sync goes on in the background")?;
+    rig.wait_for_log("The sync continues in the background")?;
     let pod = rig.topology.pod(0).ip();
     let other = "fd00:10:96::54";
     rig.objects(&[

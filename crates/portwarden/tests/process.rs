@@ -128,7 +128,7 @@ fn a_restart_loses_no_connection() -> Result<()> {
             rig.wait_until("the new process to be in force", || {
                 Ok(rig.metric("kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv6\"}")? > 0.0)
             })?;
-            ensure!(open.exchange()?.host() == Some(host.as_str()), "the open connection goes on");
+            ensure!(open.exchange()?.host() == Some(host.as_str()), "the open connection continues");
         }
         let tally = load.stop()?;
         ensure!(tally.failed() == 0 && tally.answered() > 0, "{mode}: {tally}");
@@ -391,7 +391,7 @@ fn what_is_odd_about_a_changed_file_is_told() -> Result<()> {
     rig.write("config.yaml", &config("nftables", gates))?;
     rig.wait_for_log("feature gate NFTablesNetlink is false, which has no effect")?;
     rig.wait_for_log("Using lenient decoding as strict decoding failed: unknown field \\\"modus\\\"")?;
-    rig.wait_for_log("\"The configuration was read again; nothing in it has an effect\"")
+    rig.wait_for_log("\"The configuration was read again; nothing changed\"")
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Notices changes of the configuration file, however they are made: written in place, another file renamed over it, or, as with a
-//! ConfigMap, a symbolic link on the way to it swapped.
+//! Detects changes of the configuration file: written in place, replaced by another file or, as with a ConfigMap, through a swapped
+//! symbolic link in its path.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use futures::StreamExt;
 use inotify::{EventStream, Inotify, WatchMask};
 use tracing::warn;
 
-/// Those who write a file often do it in several steps; this much silence means that they are done.
+/// Editors often write a file in several steps; this much silence means that they are done.
 const QUIET: Duration = Duration::from_millis(100);
 
-/// Where inotify does not work (some network and overlay file systems), looking now and then has to do.
+/// The polling interval where inotify does not work (some network and overlay file systems).
 const LOOK: Duration = Duration::from_secs(60);
 
-/// So many links may follow on each other, as in the kernel.
+/// The maximum number of links in a path, the same as the kernel's.
 const LINKS: usize = 40;
 
 /// Follows one file.
@@ -41,7 +41,7 @@ impl ConfigFile {
             let Some(path) = self.path.clone() else { return std::future::pending().await };
             self.wait().await;
             self.watch();
-            // A file that is gone may come back in a moment; what was read last stays in force.
+            // A missing file may reappear in a moment; the last configuration stays in force.
             if let Ok(content) = std::fs::read(&path)
                 && self.content.as_ref() != Some(&content)
             {
@@ -51,7 +51,7 @@ impl ConfigFile {
         }
     }
 
-    /// Returns after something happened near the file and calm is back, or after a while.
+    /// Returns some time after the last change near the file, or after the polling interval.
     async fn wait(&mut self) {
         let Some(events) = &mut self.events else { return tokio::time::sleep(LOOK).await };
         if tokio::time::timeout(LOOK, events.next()).await.is_ok() {
@@ -59,7 +59,7 @@ impl ConfigFile {
         }
     }
 
-    /// Watches every folder on the way to the file: any of them may hold the link that is swapped.
+    /// Watches every folder in the path: any of them may hold the link that is swapped.
     fn watch(&mut self) {
         let Some(path) = &self.path else { return };
         let mask = WatchMask::CLOSE_WRITE | WatchMask::MOVED_TO | WatchMask::CREATE | WatchMask::DELETE;
@@ -79,7 +79,7 @@ impl ConfigFile {
     }
 }
 
-/// The folders of the file and of everything that links lead through.
+/// The folders of the file and of every link in its path.
 fn folders(path: &Path) -> BTreeSet<PathBuf> {
     let mut folders = BTreeSet::new();
     let mut pending = vec![path.to_owned()];
@@ -93,7 +93,7 @@ fn folders(path: &Path) -> BTreeSet<PathBuf> {
         if let Ok(target) = std::fs::read_link(&path) {
             pending.push(folder.join(target));
         }
-        // A folder on the way may be a link itself, as `..data` of a ConfigMap is.
+        // A folder in the path may be a link itself, like `..data` of a ConfigMap.
         if folder.file_name().is_some() {
             pending.push(folder.clone());
         }

@@ -1,13 +1,13 @@
-//! All parts together: built in one place, run, changed while they run, and stopped.
+//! Builds all parts of the process, runs them, applies a changed configuration, and stops them.
 //!
 //! | file | what |
 //! |---|---|
-//! | `source.rs` | where objects come from |
+//! | `source.rs` | the source of objects: API server or manifests |
 //! | `servers.rs` | the health and metrics servers |
-//! | `notices.rs` | what the engine noticed, told as Events |
-//! | `config_file.rs`, `reload.rs` | a changed configuration file and what it means |
+//! | `notices.rs` | notices of the engine, recorded as Events |
+//! | `config_file.rs`, `reload.rs` | detects and applies a changed configuration file |
 //! | `watchdog.rs` | reports a stuck engine and a log that nothing reads |
-//! | `signals.rs` | what signals ask for |
+//! | `signals.rs` | signals |
 
 mod config_file;
 mod notices;
@@ -33,8 +33,8 @@ use tracing::{debug, error, info, warn};
 use crate::config::options::DETECT_LOCAL_MODE;
 use crate::config::{self, Config, NodeFacts, Notice, Source};
 use crate::engine::{
-    self, Check, ConntrackFlows, Engine, EngineError, EngineOutputs, EngineReceivers, Handle, Heartbeat,
-    Message, Moment, NodeWait, Parts, RemoveLeftovers,
+    self, Check, ConntrackFlows, Engine, EngineError, EngineOutputs, EngineParts, EngineReceivers, Handle,
+    Heartbeat, Message, Moment, NodeWait, RemoveLeftovers,
 };
 use crate::events::Events;
 use crate::flags::{Flags, Program};
@@ -51,27 +51,27 @@ use config_file::ConfigFile;
 use servers::Servers;
 pub(crate) use source::RunningSource;
 
-/// How long a sync that is under way may take when the process is to stop.
+/// How long the process waits for a running sync when it stops.
 const LAST_SYNC: Duration = Duration::from_secs(5);
 
-/// What the process was asked to do.
+/// What the process is started with.
 #[derive(Debug)]
-pub struct Order {
-    /// Under which name it was called.
+pub struct StartupOptions {
+    /// The name by which it was called decides which flags exist.
     pub program: Program,
-    /// The flags that were given.
+    /// Kept, because a reload applies them again over the file.
     pub flags: Flags,
-    /// What follows from flags and file.
+    /// The validated result of flags and file.
     pub config: Config,
-    /// What the operator should know about that.
+    /// Warnings about the configuration, already logged.
     pub notices: Vec<Notice>,
-    /// The version to show.
+    /// The version that pages and metrics show.
     pub version: String,
 }
 
 /// The running process.
 pub struct App {
-    order: Order,
+    options: StartupOptions,
     families: FamilySupport,
     started: Moment,
     engine: Handle,
@@ -87,13 +87,13 @@ pub struct App {
 
 impl App {
     /// Builds and starts everything. Must run inside a runtime.
-    pub async fn start(order: Order, logs: Arc<Logs>) -> anyhow::Result<App> {
+    pub async fn start(options: StartupOptions, logs: Arc<Logs>) -> anyhow::Result<App> {
         let started = Moment::now();
-        let config = &order.config;
-        // First: a heap profile knows nothing of what was allocated before.
+        let config = &options.config;
+        // First: a heap profile does not contain earlier allocations.
         crate::status::sample_heap(config.servers.profiling);
         let node = host::node_name(config.hostname_override.as_deref())?;
-        let metrics = Metrics::new(&crate::version::build_info(&order.version))?;
+        let metrics = Metrics::new(&crate::version::build_info(&options.version))?;
         metrics.feature_gates(config.gates.iter().map(|(gate, on)| (gate.name, gate.stage.label(), on)))?;
         prepare_host(config)?;
         set_oom_score(config);
@@ -104,7 +104,7 @@ impl App {
         health.follow(heartbeat.clone());
         let events = Events::default();
         let (outputs, receivers) = EngineOutputs::new(1000);
-        let (engine, engine_ended) = start_engine(Parts {
+        let (engine, engine_ended) = start_engine(EngineParts {
             settings: config.model_settings(&node, started.wall),
             words: config.mode.words(),
             dataplanes: modes::build(config, families)?,
@@ -119,24 +119,24 @@ impl App {
             heartbeat: heartbeat.clone(),
             clock: Box::new(Moment::now),
         })?;
-        let servers = match Servers::start(&order, &health, &metrics, &logs).await {
+        let servers = match Servers::start(&options, &health, &metrics, &logs).await {
             Ok(servers) => servers,
             Err(error) => {
-                source::last_words(config, &order.version, cannot_listen(&node, &error)).await;
+                source::send_last_event(config, &options.version, bind_failure_event(&node, &error)).await;
                 return Err(error.into());
             }
         };
         engine::log_waiting_for_caches();
         let source =
-            RunningSource::start(config, &node, &order.version, &engine, &metrics.rest_client).await?;
+            RunningSource::start(config, &node, &options.version, &engine, &metrics.rest_client).await?;
         events.attach(&node, source.recorder());
         let mut tasks = JoinSet::new();
         start_followers(&mut tasks, receivers, &node, &health, &metrics, &events);
         tasks.spawn(watchdog::watch(health.clone(), heartbeat, metrics.clone()));
         events.started();
-        tell_deprecations(&order.notices, &events);
+        record_deprecations(&options.notices, &events);
         Ok(App {
-            order,
+            options,
             families,
             started,
             engine,
@@ -151,22 +151,22 @@ impl App {
         })
     }
 
-    /// Where the health and the metrics server listen, as far as they do.
+    /// The bound addresses of the health and the metrics server; `None` for one that does not listen.
     pub fn bound(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         self.servers.bound()
     }
 
-    /// The way into the engine.
+    /// Sends messages to the engine.
     pub fn engine(&self) -> &Handle {
         &self.engine
     }
 
-    /// Runs until a signal asks for the end, or something that everything depends on has failed.
+    /// Runs until a signal ends the process, or the engine or the source fails.
     pub async fn run(mut self, signals: &mut Signals) -> anyhow::Result<()> {
-        let mut file = ConfigFile::follow(self.order.flags.config_file());
+        let mut file = ConfigFile::follow(self.options.flags.config_file());
         loop {
             tokio::select! {
-                // In this order: when the engine gives up, the source ends, too, and is not to be blamed.
+                // In this order: when the engine fails, the source ends, too, but it is not the root cause.
                 biased;
                 signal = signals.next() => match signal {
                     Signal::Reload => self.reload().await,
@@ -181,7 +181,7 @@ impl App {
                     }
                 },
                 ended = &mut self.engine_ended => {
-                    ended.context("the engine's thread ended without a word")?.context("the engine gave up")?;
+                    ended.context("the engine's thread ended without a result")?.context("the engine gave up")?;
                     bail!("the engine ended by itself");
                 }
                 () = file.changed() => self.reload().await,
@@ -193,9 +193,9 @@ impl App {
     async fn stop(self, signals: &mut Signals) -> anyhow::Result<()> {
         self.engine.send(Message::Stop);
         if tokio::time::timeout(LAST_SYNC, self.engine_ended).await.is_err() {
-            warn!("A sync is still under way; the kernel finishes it or drops it whole");
+            warn!("A sync is still running; the next process completes what it leaves out");
         }
-        let mode = self.order.config.mode;
+        let mode = self.options.config.mode;
         tokio::select! {
             _ = tokio::task::spawn_blocking(move || mode.entry().operations.drain()) => {}
             signal = signals.next() => info!(?signal, "Stopping at once"),
@@ -204,7 +204,7 @@ impl App {
     }
 }
 
-/// Makes the kernel's settings. What cannot be set is told loudly; only an operator who asked for it gets an error.
+/// Writes kernel settings. A failure is logged; it is an error only with `--sysctl-hard-fail`.
 pub fn prepare_host(config: &Config) -> anyhow::Result<()> {
     let failures = Kernel::default().set_conntrack(&config.conntrack);
     for failure in &failures {
@@ -216,7 +216,7 @@ pub fn prepare_host(config: &Config) -> anyhow::Result<()> {
     }
 }
 
-/// `--init-only`: what needs privileges, and nothing that stays.
+/// `--init-only`: does what needs privileges and ends.
 pub fn prepare_only(config: &Config) -> anyhow::Result<()> {
     prepare_host(config)?;
     for dataplane in modes::build(config, modes::families(config.mode)?)? {
@@ -248,7 +248,7 @@ fn node_wait(config: &Config) -> NodeWait {
     }
 }
 
-/// What is wrong with the configuration on this very node, once its addresses are known.
+/// Checks the configuration against this node, once its addresses are known.
 fn check_against_node(config: Config, families: FamilySupport) -> Check {
     Box::new(move |cluster| {
         let primary = cluster.primary_family();
@@ -270,14 +270,14 @@ fn check_against_node(config: Config, families: FamilySupport) -> Check {
         }
         config.mode.entry().operations.log_node_notes(&config, families, cluster);
         if cluster.desired(primary).node.pod_traffic == PodTraffic::Unknown {
-            info!(detectLocalMode = config.document.text(DETECT_LOCAL_MODE), ipFamily = %primary, "{}", unknown_pods(&config.detect_local));
+            info!(detectLocalMode = config.document.text(DETECT_LOCAL_MODE), ipFamily = %primary, "{}", pod_traffic_hint(&config.detect_local));
         }
         verdict.fatal.map_or(Ok(()), Err)
     })
 }
 
-/// Says why pod traffic cannot be identified.
-fn unknown_pods(detect_local: &DetectLocal) -> &'static str {
+/// Why pod traffic cannot be identified, in kube-proxy's words.
+fn pod_traffic_hint(detect_local: &DetectLocal) -> &'static str {
     match detect_local {
         DetectLocal::ClusterCidr(_) => {
             "Detect-local-mode set to ClusterCIDR, but no cluster CIDR specified for primary IP family"
@@ -291,8 +291,8 @@ fn unknown_pods(detect_local: &DetectLocal) -> &'static str {
     }
 }
 
-/// What to tell about a server that cannot have its address when the operator wants the process to end then.
-fn cannot_listen(node: &str, error: &BindError) -> NewEvent {
+/// The Event for a server that cannot bind its address, where that ends the process.
+fn bind_failure_event(node: &str, error: &BindError) -> NewEvent {
     let reason = match error.server() {
         servers::HEALTH => "FailedToStartProxierHealthcheck",
         _ => "FailedToStartMetricServer",
@@ -306,8 +306,8 @@ fn cannot_listen(node: &str, error: &BindError) -> NewEvent {
     }
 }
 
-/// Logs what the operator should know about a configuration that can be used.
-pub fn tell(notice: &Notice) {
+/// Logs a warning about a valid configuration.
+pub fn log_notice(notice: &Notice) {
     match notice {
         Notice::LenientDecoding(_) => info!("{notice}"),
         Notice::FlagsIgnored(_) | Notice::Gate(_) | Notice::InvalidExcludedRanges(_) => warn!("{notice}"),
@@ -317,8 +317,8 @@ pub fn tell(notice: &Notice) {
     }
 }
 
-/// Deprecations are worth an Event; the log has them already.
-fn tell_deprecations(notices: &[Notice], events: &Events) {
+/// Records deprecations as Events; they are logged already.
+fn record_deprecations(notices: &[Notice], events: &Events) {
     for notice in notices {
         let reason = match notice {
             Notice::ModeDefaulted => "KubeProxyDefaultMode",
@@ -332,7 +332,7 @@ fn tell_deprecations(notices: &[Notice], events: &Events) {
     }
 }
 
-/// Removes what other modes, and kube-proxy in other modes, left behind. Ours is in force by then, so no connection is lost.
+/// Removes the leftovers of other modes and of kube-proxy. The new rules are in force by then, so no connection is lost.
 fn remove_leftovers_of_others(config: &Config) -> RemoveLeftovers {
     let config = config.clone();
     let remove = move || {
@@ -349,8 +349,8 @@ fn remove_leftovers_of_others(config: &Config) -> RemoveLeftovers {
 }
 
 /// Starts the engine on a thread of its own.
-fn start_engine(parts: Parts) -> anyhow::Result<(Handle, oneshot::Receiver<Result<(), EngineError>>)> {
-    let (handle, inbox) = engine::inbox().context("cannot make the engine's inbox")?;
+fn start_engine(parts: EngineParts) -> anyhow::Result<(Handle, oneshot::Receiver<Result<(), EngineError>>)> {
+    let (handle, inbox) = engine::inbox().context("cannot create the engine's inbox")?;
     let (ended, ended_out) = oneshot::channel();
     let work = move || {
         // In the thread that uses them: a network namespace belongs to a thread.
@@ -370,7 +370,7 @@ fn start_engine(parts: Parts) -> anyhow::Result<(Handle, oneshot::Receiver<Resul
     Ok((handle, ended_out))
 }
 
-/// Starts what follows the engine's findings.
+/// Starts the tasks that follow the engine's outputs.
 fn start_followers(
     tasks: &mut JoinSet<()>,
     receivers: EngineReceivers,

@@ -1,4 +1,4 @@
-//! What the engine noticed, told as Events.
+//! Records notices of the engine as Events.
 
 use portwarden_model::{NamespacedName, Problem};
 use tokio::sync::mpsc;
@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 use crate::engine::Notice;
 use crate::events::Events;
 
-/// Passes notices on until the engine has ended.
+/// Runs until the engine has ended.
 pub(super) async fn forward(mut notices: mpsc::Receiver<Notice>, events: Events) {
     while let Some(notice) = notices.recv().await {
         match notice {
@@ -24,7 +24,7 @@ pub(super) async fn forward(mut notices: mpsc::Receiver<Notice>, events: Events)
     }
 }
 
-/// The Service that a problem is about. Slices have controllers for readers, who do not look at Events; files have none.
+/// The Service that a problem concerns. Controllers write slices and do not read Events; files cannot have any.
 fn service(problem: &Problem) -> Option<NamespacedName> {
     let (namespace, name) = problem.object.strip_prefix("Service ")?.split_once('/')?;
     Some(NamespacedName::new(namespace, name))

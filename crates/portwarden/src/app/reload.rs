@@ -6,8 +6,8 @@ use anyhow::Context;
 use tracing::{error, info, warn};
 
 use super::{
-    App, RunningSource, check_against_node, pacing, prepare_host, remove_leftovers_of_others, set_oom_score,
-    tell,
+    App, RunningSource, check_against_node, log_notice, pacing, prepare_host, remove_leftovers_of_others,
+    set_oom_score,
 };
 use crate::config::{self, Config, Part, Plan, reload_plan};
 use crate::engine::{Message, Reconfiguration, Replacement};
@@ -16,25 +16,26 @@ use crate::logging::chain;
 use crate::modes;
 
 impl App {
-    /// Reads the configuration again. A good one is applied; a bad one is told, and the present one stays.
+    /// Loads the configuration again. A valid one is applied; an invalid one is reported, and the current one stays in force.
     pub(super) async fn reload(&mut self) {
-        let outcome = match config::load(self.order.program, &self.order.flags, |path| std::fs::read(path)) {
-            Ok(loaded) => {
-                let known = std::mem::replace(&mut self.order.notices, loaded.notices);
-                self.order.notices.iter().filter(|notice| !known.contains(notice)).for_each(tell);
-                let plan = reload_plan(&self.order.config, &loaded.config);
-                for change in &plan.changes {
-                    info!(%change, "The configuration changes");
+        let outcome =
+            match config::load(self.options.program, &self.options.flags, |path| std::fs::read(path)) {
+                Ok(loaded) => {
+                    let known = std::mem::replace(&mut self.options.notices, loaded.notices);
+                    self.options.notices.iter().filter(|notice| !known.contains(notice)).for_each(log_notice);
+                    let plan = reload_plan(&self.options.config, &loaded.config);
+                    for change in &plan.changes {
+                        info!(%change, "The configuration changes");
+                    }
+                    if plan.is_empty() {
+                        info!("The configuration was read again; nothing changed");
+                        self.options.config = loaded.config;
+                        return self.count_reload("unchanged");
+                    }
+                    self.apply(loaded.config, &plan).await
                 }
-                if plan.is_empty() {
-                    info!("The configuration was read again; nothing in it has an effect");
-                    self.order.config = loaded.config;
-                    return self.count_reload("unchanged");
-                }
-                self.apply(loaded.config, &plan).await
-            }
-            Err(error) => Err(error.into()),
-        };
+                Err(error) => Err(error.into()),
+            };
         match outcome {
             Ok(()) => {
                 info!("The new configuration is in force");
@@ -42,24 +43,24 @@ impl App {
             }
             Err(error) => {
                 let note = format!("{error:#}");
-                error!(err = note, "The new configuration cannot be used; the present one stays in force");
+                error!(err = note, "The new configuration cannot be used; the current one stays in force");
                 self.events.node_warning("InvalidConfiguration", note);
                 self.count_reload("rejected");
             }
         }
     }
 
-    /// Applies what differs. What can fail comes first, so that a failure leaves everything as it was.
+    /// Applies what differs. Steps that can fail come first, so that a failure changes nothing.
     async fn apply(&mut self, config: Config, plan: &Plan) -> anyhow::Result<()> {
         let (restarts, live) = (plan.restarts(), plan.live());
         let node = host::node_name(config.hostname_override.as_deref())?;
         let dataplanes =
             restarts.contains(&Part::Dataplane).then(|| self.replacement(&config)).transpose()?;
         if restarts.contains(&Part::Source) {
-            let (version, metrics) = (&self.order.version, &self.metrics.rest_client);
+            let (version, metrics) = (&self.options.version, &self.metrics.rest_client);
             self.source = RunningSource::start(&config, &node, version, &self.engine, metrics)
                 .await
-                .context("cannot start the source of objects anew")?;
+                .context("cannot restart the source of objects")?;
             self.events.attach(&node, self.source.recorder());
         }
         self.engine.send(Message::Reconfigure(Box::new(Reconfiguration {
@@ -73,18 +74,18 @@ impl App {
         if live.contains(&Part::Kernel)
             && let Err(error) = prepare_host(&config)
         {
-            warn!(err = format!("{error:#}"), "Some of the kernel's settings stay as they were");
+            warn!(err = format!("{error:#}"), "Some kernel settings were not changed");
         }
         if live.contains(&Part::Process) {
             set_oom_score(&config);
         }
         self.servers.show(&config);
         self.restart_servers(&config, &restarts).await;
-        self.order.config = config;
+        self.options.config = config;
         Ok(())
     }
 
-    /// What is wrong with the configuration on this very node is told; rules in force are no reason to end.
+    /// Checks the configuration against the node. Errors are only logged: the process already serves traffic.
     fn check(&self, config: &Config) {
         let check = check_against_node(config.clone(), self.families);
         self.engine.send(Message::Inspect(Box::new(move |cluster| {
@@ -94,17 +95,17 @@ impl App {
         })));
     }
 
-    /// Starts servers anew whose address changed. One that cannot have its address goes on trying: the process runs, and must not end now.
+    /// Restarts servers whose address changed. One that cannot bind keeps trying: the running process must not end for it.
     async fn restart_servers(&mut self, config: &Config, restarts: &BTreeSet<Part>) {
-        let mut patient = config.clone();
-        patient.servers.hard_fail = false;
+        let mut retrying = config.clone();
+        retrying.servers.hard_fail = false;
         if restarts.contains(&Part::HealthServer)
-            && let Err(error) = self.servers.restart_health(&patient).await
+            && let Err(error) = self.servers.restart_health(&retrying).await
         {
             error!(err = chain(&error), "Healthz server failed");
         }
         if restarts.contains(&Part::MetricsServer)
-            && let Err(error) = self.servers.restart_status(&patient).await
+            && let Err(error) = self.servers.restart_status(&retrying).await
         {
             error!(err = chain(&error), "starting metrics server failed");
         }
@@ -116,7 +117,7 @@ impl App {
         let dataplanes = modes::build(config, families)?;
         config.mode.entry().operations.publish_metrics(config, &self.metrics)?;
         self.families = families;
-        let other_mode = config.mode != self.order.config.mode;
+        let other_mode = config.mode != self.options.config.mode;
         Ok(Replacement {
             words: config.mode.words(),
             dataplanes,

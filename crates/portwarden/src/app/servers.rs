@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::Order;
+use super::StartupOptions;
 use crate::config::gates::Feature;
 use crate::config::{Config, to_configz};
 use crate::health::{self, SharedHealth};
@@ -27,26 +27,26 @@ pub(super) struct Servers {
 impl Servers {
     /// Starts both.
     pub(super) async fn start(
-        order: &Order,
+        options: &StartupOptions,
         health: &SharedHealth,
         metrics: &Metrics,
         logs: &Arc<Logs>,
     ) -> Result<Self, BindError> {
         let identity = Identity {
             component: "kube-proxy",
-            version: order.version.clone(),
-            flags: order.flags.listing(order.program),
+            version: options.version.clone(),
+            flags: options.flags.listing(options.program),
             started: crate::metrics::process_start_time(),
         };
-        let pages = Pages::new(identity, shown(&order.config), metrics.clone(), logs.verbosity.clone());
+        let pages = Pages::new(identity, shown(&options.config), metrics.clone(), logs.verbosity.clone());
         let mut servers =
             Servers { health: health.clone(), metrics: metrics.clone(), pages, healthz: None, status: None };
-        servers.restart_health(&order.config).await?;
-        servers.restart_status(&order.config).await?;
+        servers.restart_health(&options.config).await?;
+        servers.restart_status(&options.config).await?;
         Ok(servers)
     }
 
-    /// Where both listen, as far as they do.
+    /// The bound addresses of both; `None` for one that does not listen.
     pub(super) fn bound(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         let bound = |server: &Option<Server>| server.as_ref().and_then(Server::bound);
         (bound(&self.healthz), bound(&self.status))
@@ -58,7 +58,7 @@ impl Servers {
         self.pages.show(shown(config));
     }
 
-    /// Starts the health server anew, perhaps elsewhere, perhaps not at all. The old one ends first: both may want the same port.
+    /// Restarts the health server, at another address or not at all. The old one ends first: both may use the same port.
     pub(super) async fn restart_health(&mut self, config: &Config) -> Result<(), BindError> {
         if let Some(old) = self.healthz.take() {
             old.stop().await;
@@ -70,7 +70,7 @@ impl Servers {
         Ok(())
     }
 
-    /// Starts the metrics server anew.
+    /// Restarts the metrics server.
     pub(super) async fn restart_status(&mut self, config: &Config) -> Result<(), BindError> {
         if let Some(old) = self.status.take() {
             old.stop().await;

@@ -1,4 +1,4 @@
-//! Signals. The handlers are explicit: as PID 1 of a container a process without them would not even hear SIGTERM.
+//! Signals. The handlers are explicit: as PID 1 of a container, a process without handlers ignores SIGTERM.
 
 use std::io;
 
@@ -23,12 +23,12 @@ pub struct Signals {
     interrupt: Stream,
     hang_up: Stream,
     quit: Stream,
-    /// Taken over only to be ignored: by default it would end the process.
+    /// Ignored: by default it would end the process.
     user: Stream,
 }
 
 impl Signals {
-    /// Takes over SIGTERM, SIGINT, SIGHUP, SIGQUIT and SIGUSR1. Must run inside a runtime.
+    /// Handles SIGTERM, SIGINT, SIGHUP, SIGQUIT and SIGUSR1. Must run inside a runtime.
     pub fn new() -> io::Result<Self> {
         Ok(Signals {
             terminate: signal(SignalKind::terminate())?,

@@ -1,4 +1,4 @@
-//! Where objects come from.
+//! Starts the source of objects: an API server or a folder of manifests.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use crate::config::{ApiClient, Config, Source};
 use crate::engine::{Handle, Message};
 use crate::metrics::{RestClientMetrics, go_architecture};
 
-/// So many events may wait for the engine before the source is held back.
+/// How many events may wait for the engine before the source is held back.
 const EVENTS_IN_FLIGHT: u32 = 4 * 1024;
 
-/// So long a process that cannot run waits for its last Event to be told.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+/// How long a process that cannot start waits until its last Event is sent.
+const LAST_EVENT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Under this name Events are told, as those of the reference are.
+/// The reporting controller of Events, the same as kube-proxy's.
 const CONTROLLER: &str = "kube-proxy";
 
 /// A source that runs; it ends with this value.
@@ -57,14 +57,14 @@ impl RunningSource {
                 metrics.connected();
                 let streaming = config.gates.enabled(Feature::WatchListClient);
                 tasks.spawn(Kubernetes::new(client, node).streaming_lists(streaming).run(sink));
-                // Ends with the last recorder; until then it is no part of the source whose end matters.
+                // Ends with the last recorder, and is not part of the source whose end matters.
                 tokio::spawn(record);
                 Ok(RunningSource { tasks, recorder: Some(recorder) })
             }
         }
     }
 
-    /// Takes Events to the API; there is none to tell with a folder of manifests.
+    /// Sends Events to the API server; `None` with a folder of manifests.
     pub(super) fn recorder(&self) -> Option<EventRecorder> {
         self.recorder.clone()
     }
@@ -75,20 +75,20 @@ impl RunningSource {
     }
 }
 
-/// Tells a last Event before the process ends, if there is an API to tell it to and it answers soon.
-pub(super) async fn last_words(config: &Config, version: &str, event: NewEvent) {
+/// Sends a last Event before the process ends, if there is an API server and it answers in time.
+pub(super) async fn send_last_event(config: &Config, version: &str, event: NewEvent) {
     let Source::Api(api) = &config.source else { return };
-    let told = tokio::time::timeout(LAST_WORDS, async {
+    let sent = tokio::time::timeout(LAST_EVENT_TIMEOUT, async {
         let client = Client::new(options(api, version), None).await?;
         let (recorder, record) = recorder(&client);
         recorder.record(event);
-        // Everything is told once nobody can record any more.
+        // The task ends when everything is sent and no recorder is left.
         drop(recorder);
         record.await;
         anyhow::Ok(())
     });
-    if !matches!(told.await, Ok(Ok(()))) {
-        warn!("The API server could not be told why the process ends");
+    if !matches!(sent.await, Ok(Ok(()))) {
+        warn!("Cannot send an Event about the reason why the process ends");
     }
 }
 
@@ -108,7 +108,7 @@ fn options(api: &ApiClient, version: &str) -> ClientOptions {
     }
 }
 
-/// As the reference names itself, with our name in the place of the commit.
+/// kube-proxy's user agent, with our name in the place of the commit.
 fn user_agent(version: &str) -> String {
     let version = version.split(['-', '+']).next().unwrap_or_default();
     format!("{CONTROLLER}/{version} (linux/{}) portwarden/{}", go_architecture(), crate::version::OWN)
@@ -131,7 +131,7 @@ fn observer(metrics: RestClientMetrics) -> Observer {
     })
 }
 
-/// The name that tells this process from others, whatever the Node is called.
+/// Identifies this process among others, independent of the Node's name.
 fn host_name() -> String {
     nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Stale flows, removed from the kernel's connection tracking.
+//! Removes stale flows from the kernel's connection tracking.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,7 +9,7 @@ use portwarden_netlink::socket::Consistency;
 
 use super::flows::{Flows, FlowsError};
 
-/// Why flows may be left that should be gone.
+/// Why stale flows may be left.
 #[derive(Debug, thiserror::Error)]
 enum FlowError {
     #[error(
@@ -35,7 +35,7 @@ impl Flows for ConntrackFlows {
         let Some(stale) = StaleFlows::after(changes, desired, host) else { return Ok(0) };
         let result = self.delete(desired.family, &stale);
         if result.is_err() {
-            // A socket that failed once may hold answers to old questions.
+            // A socket that failed once may still deliver answers to earlier requests.
             self.connection = None;
         }
         Ok(result?)

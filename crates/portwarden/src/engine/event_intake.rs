@@ -13,14 +13,14 @@ use crate::metrics::ChangeMetrics;
 /// answer on it alone would answer everywhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeWait {
-    /// For its addresses; then it goes on without.
+    /// The limit for its addresses; then the sync happens without.
     pub addresses: Duration,
-    /// For its pod ranges, where they identify pod traffic; then the engine gives up. `None` means that it goes on without.
+    /// The further limit for its pod ranges, where they identify pod traffic; then the engine fails. `None` means that the sync happens without.
     pub pod_cidrs: Option<Duration>,
 }
 
 impl NodeWait {
-    /// As kube-proxy waits for the Node of an API server.
+    /// kube-proxy's limits.
     pub const FOR_API_SERVER: NodeWait =
         NodeWait { addresses: Duration::from_secs(30), pod_cidrs: Some(Duration::from_secs(300)) };
 
@@ -43,12 +43,12 @@ pub(super) enum Readiness {
     Failed(Missing),
 }
 
-/// What events touched.
+/// What events affect.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Touched {
     /// Services or slices.
     pub(super) objects: bool,
-    /// Something that holds for the whole node.
+    /// The Node, its addresses or the service ranges.
     pub(super) node: bool,
 }
 
@@ -79,7 +79,7 @@ impl EventIntake {
         }
     }
 
-    /// Hands events to the cluster.
+    /// Applies events to the cluster.
     pub(super) fn apply(
         &mut self,
         cluster: &mut Cluster,
@@ -113,7 +113,7 @@ impl EventIntake {
         cluster.is_node_eligible() || (self.wait.is_none() && cluster.node().is_none())
     }
 
-    /// Everything that came in so far was worked out.
+    /// Everything received so far was resolved.
     pub(super) fn resolved(&mut self) {
         self.services_pending = 0;
         self.endpoints_pending = 0;
@@ -121,7 +121,7 @@ impl EventIntake {
         self.metrics.endpoints_pending.set(0.0);
     }
 
-    /// Whether the first sync may happen. Once it may, it stays so.
+    /// Whether the first sync may happen. Once `true`, always `true`.
     pub(super) fn readiness(&mut self, cluster: &Cluster, now: Instant) -> Readiness {
         if self.ready {
             return Readiness::Ready;
@@ -148,7 +148,7 @@ impl EventIntake {
         }
         self.ready = true;
         match node {
-            None if self.wait.is_none() => info!("No Node is known; this host's own addresses have to do"),
+            None if self.wait.is_none() => info!("No Node is known; using this host's own addresses"),
             None => error!(node = %name, "Timed out waiting for node to exist"),
             Some(node) if node.ips.is_empty() => {
                 error!(node = %node.name, "Timed out waiting for node to be assigned IPs");
@@ -223,11 +223,11 @@ fn controller(kind: Kind) -> &'static str {
     }
 }
 
-/// What an event is about, as far as counting goes.
+/// The kind under which an event is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Subject {
     Service,
-    /// The family is not known of a deleted one.
+    /// A deletion does not say of which family.
     Slice(Option<Family>),
     Other,
 }

@@ -1,4 +1,4 @@
-//! One family of a dataplane: which changes wait, when they may be synced, and what the sync led to.
+//! One family of a dataplane: pending changes, when they are synced, and the outcome.
 
 use std::time::{Duration, Instant};
 
@@ -12,8 +12,8 @@ use super::clock::Moment;
 use super::refused_services::{Difference, RefusedServices};
 use super::repair::Repair;
 
-/// How long after a write without notifications everything is compared with the kernel: no sooner than this, and so that comparing takes a small
-/// part of the time.
+/// How long after a write without notifications everything is compared with the kernel: at least this, and long enough that comparisons take a
+/// small part of the time.
 const COMPARE_AGAIN: Duration = Duration::from_secs(1);
 const COMPARE_AGAIN_SHARE: u32 = 20;
 
@@ -30,32 +30,32 @@ pub(super) struct FamilySync {
     full_took: Duration,
     /// When to compare everything with the kernel, because changes by other processes may have gone unnoticed.
     compare_again: Option<Instant>,
-    /// A sync goes on in the background of the dataplane, which will report when the call can be repeated.
+    /// A sync continues in the background of the dataplane, which reports when the call can be repeated.
     background: Option<Background>,
     failures: u32,
 }
 
 struct Background {
     started: Instant,
-    /// When the dataplane is asked although it has not reported.
+    /// When the call is repeated even without a report.
     ask_again: Instant,
 }
 
-/// What became of a family that was due.
+/// The outcome of a due family.
 pub(super) enum Outcome {
-    /// Nothing was left to do.
+    /// There was nothing to do.
     Idle,
     /// The dataplane needs more time, and reports when the sync can be repeated.
     Unfinished(Box<Failure>),
-    /// The kernel has it.
+    /// The kernel is in the desired state.
     Done(Box<Done>),
-    /// The kernel does not have all of it; the engine tries again.
+    /// Part of it is missing; the engine retries.
     Failed(Box<Failure>),
 }
 
 /// A sync that succeeded.
 pub(super) struct Done {
-    /// What it brought to the kernel.
+    /// The changes that the kernel has now.
     pub(super) changes: Changes,
     pub(super) report: Report,
     pub(super) refused: Difference,
@@ -71,7 +71,7 @@ pub(super) struct Failure {
     pub(super) error: SyncError,
     pub(super) full: bool,
     pub(super) took: Duration,
-    /// When the engine tries again.
+    /// When the engine retries.
     pub(super) retry: Option<Instant>,
 }
 
@@ -119,8 +119,8 @@ impl FamilySync {
         self.pending.merge(changes);
     }
 
-    /// Another process changed our objects. Returns whether that is news; `None` before the first sync, when what is there belongs to the proxy that
-    /// we take over from.
+    /// Another process changed our objects. Returns whether that is news; `None` before the first sync, when the rules belong to the proxy that we
+    /// take over from.
     pub(super) fn tampered(&mut self, now: Instant) -> Option<bool> {
         if !self.is_installed() {
             return None;
@@ -129,7 +129,7 @@ impl FamilySync {
         Some(self.repair.ask(now))
     }
 
-    /// The sync that went on in the background can be repeated now.
+    /// The sync in the background can be repeated now.
     pub(super) fn ready(&mut self, now: Instant) {
         if let Some(background) = &mut self.background {
             background.ask_again = now;
@@ -168,7 +168,7 @@ impl FamilySync {
         self.next(now).is_some_and(|at| at <= now)
     }
 
-    /// Adds what is to be done again by now, apart from new changes: this is the one place that decides about full syncs without a cause.
+    /// Adds what is due apart from new changes: retries of refused Services, periodic full syncs. Nothing else schedules full syncs without a cause.
     pub(super) fn wake(&mut self, full_sync_interval: Option<Duration>, now: Instant) {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         let periodic = self.last_full.zip(full_sync_interval).map(|(last, interval)| last + interval);

@@ -1,4 +1,4 @@
-//! Removing flows that go to where they should no longer go.
+//! Schedules the removal of stale flows after syncs, with retries.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -22,7 +22,7 @@ pub trait Flows: Send {
     fn clean(&mut self, desired: &Desired, changes: &Changes, host: &[IpAddr]) -> Result<usize, FlowsError>;
 }
 
-/// Remembers what is to be cleaned until it is.
+/// The pending removal of one family.
 pub(super) struct Cleanup {
     flows: Box<dyn Flows>,
     families: PerFamily<Wanted>,
@@ -30,7 +30,7 @@ pub(super) struct Cleanup {
 
 #[derive(Debug, Default)]
 struct Wanted {
-    /// When to do it; `None` if there is nothing to do.
+    /// When it is due; `None` if nothing is pending.
     at: Option<Instant>,
     /// Rules may have been missing for a while.
     full: bool,
@@ -56,7 +56,7 @@ impl Cleanup {
         self.families.iter().filter_map(|(_, wanted)| wanted.at).min()
     }
 
-    /// Cleans, if it is time. What failed is tried again.
+    /// Removes stale flows if that is due. A failure is retried.
     pub(super) fn run(
         &mut self,
         family: Family,
@@ -87,7 +87,7 @@ impl Cleanup {
                 metrics.own.flow_failures.with_label_values(&[family.as_str()]).inc();
                 error!(
                     ipFamily = %family, err = crate::logging::chain(error.as_ref()), retryingTime = ?wait,
-                    "Cannot remove stale flows; UDP clients may keep talking to endpoints that are gone"
+                    "Cannot remove stale flows; UDP clients may keep sending to endpoints that are gone"
                 );
             }
         }

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 pub enum Stage {
     /// Taking messages into the cluster.
     Messages,
-    /// Working out what follows from them.
+    /// Resolving the desired state.
     Resolve,
-    /// Bringing the kernel to it.
+    /// Syncing the kernel.
     Sync,
     /// Removing stale flows.
     Flows,
@@ -65,7 +65,7 @@ impl Heartbeat {
         self.0.busy_since.store(IDLE, Ordering::Relaxed);
     }
 
-    /// The engine turns to something else.
+    /// The engine enters another stage.
     pub fn enter(&self, stage: Stage) {
         self.0.stage.store(stage as u8, Ordering::Relaxed);
     }

@@ -13,7 +13,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::Message;
 
-/// Makes both ends.
+/// Creates both ends.
 pub fn inbox() -> io::Result<(Handle, Inbox)> {
     let (sender, receiver) = mpsc::channel();
     let (wake, woken) = UnixStream::pair()?;
@@ -74,7 +74,7 @@ impl Inbox {
         if let Ok(message) = self.receiver.try_recv() {
             return Some(message);
         }
-        // Silence the bell first and look again: a message sent in between either is seen here or rings anew.
+        // Drain the descriptor first and look again: a message sent in between is either seen here or makes it readable again.
         self.silence();
         self.receiver.try_recv().ok()
     }
@@ -86,7 +86,7 @@ impl Inbox {
     }
 }
 
-/// What is left until the deadline, rounded up: waking too early would make the engine spin.
+/// The time until the deadline, rounded up: waking too early would make the engine spin.
 fn timeout(deadline: Option<Instant>) -> PollTimeout {
     let Some(deadline) = deadline else { return PollTimeout::NONE };
     let left = deadline.saturating_duration_since(Instant::now());

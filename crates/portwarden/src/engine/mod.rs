@@ -1,19 +1,19 @@
-//! The engine: takes in events from the source, resolves what follows, and brings the kernel to it.
+//! The engine: applies events from the source, resolves the desired state, and syncs the kernel to it.
 //!
 //! It runs on a thread of its own (see [`run`]), because everything it does with the kernel blocks. Time comes from a [`Clock`] and the
-//! kernel from [`Dataplane`]s, so that tests decide about both.
+//! kernel from [`Dataplane`]s, so that tests control both.
 //!
 //! | file | what |
 //! |---|---|
-//! | `inbox.rs` | the way in: messages, and a descriptor to sleep on |
+//! | `inbox.rs` | messages to the engine, and a descriptor to wait for |
 //! | `run.rs` | the loop of the thread |
 //! | `heartbeat.rs` | shows other threads whether the engine makes progress |
-//! | `event_intake.rs` | events on their way into the cluster, and when the first sync may happen |
+//! | `event_intake.rs` | applies events to the cluster; decides when the first sync may happen |
 //! | `node_wait.rs` | logs what the first sync waits for |
 //! | `family_sync.rs` | one family: pending changes, when they are synced, retries, periodic full syncs |
 //! | `sync_set.rs` | all dataplanes, and the change from one mode to another |
 //! | `refused_services.rs` | Services that the kernel refuses |
-//! | `repair.rs` | the pace at which changes by other processes are undone |
+//! | `repair.rs` | how fast changes by other processes are undone |
 //! | `flows.rs`, `conntrack.rs` | removing stale flows after syncs |
 //! | `outputs.rs` | what the engine publishes: health-check ports, notices |
 
@@ -63,9 +63,9 @@ use sync_set::SyncSet;
 
 /// A message to the engine.
 pub enum Message {
-    /// The source has something.
+    /// Events, problems or the status of the source.
     Update(Update),
-    /// The operator wants something else.
+    /// The configuration changed.
     Reconfigure(Box<Reconfiguration>),
     /// Runs a function on the cluster, for `explain` and checks.
     Inspect(Box<dyn FnOnce(&Cluster) + Send>),
@@ -75,7 +75,7 @@ pub enum Message {
 
 /// What a changed configuration means for the engine.
 pub struct Reconfiguration {
-    /// What the model decides by.
+    /// The model's settings.
     pub settings: Settings,
     /// When syncs may happen.
     pub pacing: PacerConfig,
@@ -83,14 +83,14 @@ pub struct Reconfiguration {
     pub dataplanes: Option<Replacement>,
 }
 
-/// Other dataplanes in place of the present ones.
+/// Dataplanes that replace the current ones.
 pub struct Replacement {
     /// The mode that they belong to.
     pub words: ModeWords,
     /// Together they serve all families.
     pub dataplanes: Vec<Box<dyn Dataplane>>,
-    /// Removes what the present ones leave behind, once the new ones have installed everything. `None` if the new ones take over the
-    /// same objects.
+    /// Removes what the current ones leave behind, once the new ones have installed everything. `None` if the new ones use the same
+    /// objects.
     pub remove_leftovers: Option<RemoveLeftovers>,
 }
 
@@ -99,21 +99,21 @@ pub struct Replacement {
 pub struct ModeWords {
     /// As in `--proxy-mode`.
     pub name: &'static str,
-    /// What the log says when a sync fails. Alerts look for it.
+    /// The log message of a failed sync. Alerts search for it.
     pub sync_failed: &'static str,
     /// The counters that the mode's dataplanes report, with their help texts. They are visible before they count anything.
     pub counters: &'static [(&'static str, &'static str)],
 }
 
-/// Removes what other proxies and modes left in the kernel. Called once, when everything of ours is in it; must not block.
+/// Removes the leftovers of other proxies and modes. Called once, when our rules are complete; must not block.
 pub type RemoveLeftovers = Box<dyn FnOnce() + Send>;
 
 /// Checks whether the configuration fits the node, once that is known.
 pub type Check = Box<dyn FnOnce(&Cluster) -> Result<(), String> + Send>;
 
-/// What an engine is made of.
-pub struct Parts {
-    /// What the model decides by.
+/// Everything that an engine is built from.
+pub struct EngineParts {
+    /// The model's settings.
     pub settings: Settings,
     /// The mode that the dataplanes belong to.
     pub words: ModeWords,
@@ -129,19 +129,19 @@ pub struct Parts {
     pub check: Check,
     /// How flows are removed.
     pub flows: Box<dyn Flows>,
-    /// Where health is noted.
+    /// Gets the state of every family.
     pub health: SharedHealth,
-    /// Where numbers go.
+    /// Gets counts and durations.
     pub metrics: Metrics,
-    /// Where everything else goes.
+    /// Channels to the tasks of the runtime.
     pub outputs: EngineOutputs,
-    /// Where progress is shown.
+    /// Shows progress to the watchdog.
     pub heartbeat: Heartbeat,
-    /// Where time comes from.
+    /// Tests replace it.
     pub clock: Clock,
 }
 
-/// Why the engine gave up.
+/// Why the engine failed.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// Pod traffic is identified by the Node's pod ranges, and the Node does not get any.
@@ -180,8 +180,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine that has seen nothing yet.
-    pub fn new(parts: Parts) -> Self {
+    /// An engine without events; nothing is written yet.
+    pub fn new(parts: EngineParts) -> Self {
         let now = (parts.clock)();
         let engine = Engine {
             cluster: Cluster::new(parts.settings),
@@ -216,7 +216,7 @@ impl Engine {
         &self.heartbeat
     }
 
-    /// Takes in a message.
+    /// Handles a message.
     pub fn take(&mut self, message: Message) {
         self.heartbeat.enter(Stage::Messages);
         match message {
@@ -234,7 +234,7 @@ impl Engine {
                         error!(
                             part = status.part,
                             err = why,
-                            "Cannot follow changes; what is known stays in force"
+                            "Cannot follow changes; the last known state stays in force"
                         );
                     }
                 }
@@ -252,13 +252,13 @@ impl Engine {
                 object = problem.object,
                 field = problem.field,
                 problem = problem.text,
-                "An object is not used as written"
+                "Part of an object cannot be used"
             );
             self.outputs.notice(Notice::Problem(problem));
         }
     }
 
-    /// Takes in events and asks for syncs of the families that they touch.
+    /// Applies events and requests syncs of the families that they affect.
     pub fn apply(&mut self, events: Vec<Event>) {
         let now = (self.clock)();
         let waited = !self.cluster.is_synced();
@@ -274,7 +274,7 @@ impl Engine {
         }
     }
 
-    /// Does what is due, and says when there is something to do next.
+    /// Does what is due, and returns when something is due next.
     pub fn turn(&mut self) -> Result<Option<Instant>, EngineError> {
         let now = (self.clock)();
         match self.intake.readiness(&self.cluster, now.instant) {
@@ -303,7 +303,7 @@ impl Engine {
             .min())
     }
 
-    /// Lets dataplanes handle what their descriptors and deadlines announce, and acts on what they report.
+    /// Lets dataplanes handle readable descriptors and deadlines, and handles their notifications.
     pub fn poll_dataplanes(&mut self) {
         self.heartbeat.enter(Stage::Poll);
         let now = (self.clock)();
@@ -361,7 +361,7 @@ impl Engine {
 
     fn show_refused(&mut self, family: Family) {
         let count: usize = self.syncs.of(family).map(|sync| sync.refused_now()).sum();
-        self.metrics.own.isolated.with_label_values(&[family.as_str()]).set(count as f64);
+        self.metrics.own.refused_services.with_label_values(&[family.as_str()]).set(count as f64);
     }
 
     /// Descriptors that are readable when [`Engine::poll_dataplanes`] has something to do.
@@ -386,8 +386,8 @@ impl Engine {
 
     fn request(&mut self, family: Family, now: Moment) {
         self.syncs.request(family, now.instant);
-        // Before Services and slices are known nothing can be written. A restart for being unhealthy would not bring back an API server that
-        // does not answer.
+        // Nothing can be written before Services and slices are known. A restart because of bad health would not make the API server
+        // answer.
         if self.cluster.is_synced() {
             self.health.queued(family, now.instant);
         }
@@ -409,7 +409,7 @@ impl Engine {
         }
     }
 
-    /// Resolves what follows from the events so far, and syncs the families that are due.
+    /// Resolves the events so far, and syncs the families that are due.
     fn sync(&mut self) -> Result<(), EngineError> {
         self.heartbeat.enter(Stage::Resolve);
         let changes = self.cluster.resolve();
@@ -445,7 +445,7 @@ impl Engine {
         self.metrics.mode.show(family, &done.report.gauges);
         self.metrics.mode.count(family, &done.report.counts);
         self.metrics.own.written.with_label_values(label).inc_by(done.report.written as u64);
-        self.metrics.own.isolated.with_label_values(label).set(done.refused_now as f64);
+        self.metrics.own.refused_services.with_label_values(label).set(done.refused_now as f64);
         self.health.updated(family, now.instant);
         for trigger in &done.changes.trigger_times {
             let nanos = now.wall.as_nanos().saturating_sub(trigger.as_nanos());
@@ -458,7 +458,7 @@ impl Engine {
             "SyncProxyRules complete"
         );
         if done.failures > 0 {
-            info!(ipFamily = %family, mode, failures = done.failures, "Syncs work again");
+            info!(ipFamily = %family, mode, failures = done.failures, "Syncs succeed again");
         }
         for refused in &done.refused.fresh {
             self.report_refused(family, refused);
@@ -467,7 +467,7 @@ impl Engine {
             log_accepted(family, service);
         }
         self.outputs.health_checks(desired, &done.changes);
-        // Before a full sync rules may have been missing, so that flows went through as they were.
+        // Before a full sync rules may have been missing, so flows may have passed without redirection.
         let full = done.changes.full || done.report.full;
         let concerned = full || done.changes.udp || !done.changes.gone.is_empty();
         if concerned && !done.report.flows_removed {
@@ -478,7 +478,7 @@ impl Engine {
     fn unfinished(&self, words: ModeWords, family: Family, failure: &Failure) {
         self.metrics.mode.count(family, &failure.error.report.counts);
         let reason = crate::logging::chain(failure.error.source.as_ref());
-        info!(ipFamily = %family, mode = words.name, reason, elapsed = ?failure.took, "The sync goes on in the background");
+        info!(ipFamily = %family, mode = words.name, reason, elapsed = ?failure.took, "The sync continues in the background");
     }
 
     fn failed(&self, words: ModeWords, family: Family, failure: &Failure) {

@@ -1,10 +1,10 @@
-//! Logs what the first sync waits for, again and again: a proxy that waits in silence looks like one that hangs.
+//! Logs what the first sync waits for, repeatedly: a proxy that waits silently looks like one that hangs.
 
 use std::time::{Duration, Instant};
 
 use tracing::info;
 
-/// So long after the first line comes the second; each further one after twice the time.
+/// The time between the first and the second line; it doubles with each further line.
 const FIRST_REMINDER: Duration = Duration::from_secs(10);
 
 /// The longest time between two lines.
@@ -37,7 +37,7 @@ impl Missing {
     }
 }
 
-/// When there was, and will be, a line about what is missing.
+/// When a line was logged, and when the next one is due.
 #[derive(Debug, Default)]
 pub(super) struct Reminder {
     last: Option<Line>,
@@ -51,7 +51,7 @@ struct Line {
 }
 
 impl Reminder {
-    /// Logs what is missing if it is time to. Returns when to ask again: for the next line, or because the wait is over.
+    /// Logs what is missing if a line is due. Returns when to call again: for the next line, or because the wait is over.
     pub(super) fn remind(&mut self, node: &str, missing: Missing, now: Instant, until: Instant) -> Instant {
         let gap = match &self.last {
             Some(last) if last.missing == missing && now < last.next => return last.next.min(until),

@@ -13,21 +13,21 @@ use tokio::sync::{mpsc, watch};
 pub enum Notice {
     /// The kernel refuses a Service.
     Refused {
-        /// In this family.
+        /// The family it concerns.
         family: Family,
         /// The Service and the reason.
         refused: RefusedService,
     },
-    /// Part of an object cannot be used.
+    /// A field of an object cannot be used.
     Problem(Problem),
 }
 
-/// The health-check ports of one family, as the kernel has their Services.
+/// The health-check ports of one family, in step with the Services in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthCheckPorts {
-    /// Where they are open.
+    /// The addresses on which they are open.
     pub addresses: NodePortAddresses,
-    /// Which ones there are, and how many local endpoints each Service has.
+    /// The ports, and how many local endpoints each Service has.
     pub ports: BTreeMap<NamespacedName, HealthCheck>,
 }
 
@@ -52,7 +52,7 @@ pub struct EngineReceivers {
 }
 
 impl EngineOutputs {
-    /// Makes both ends. Beyond `limit` notices that wait, new ones are left out: they are in the log anyway.
+    /// Creates both ends. While `limit` notices wait, new ones are dropped: they are in the log anyway.
     pub fn new(limit: usize) -> (Self, EngineReceivers) {
         let (health_checks, health_checks_out) = watch::channel(PerFamily::default());
         let (notices, notices_out) = mpsc::channel(limit);

@@ -1,4 +1,4 @@
-//! Services that the kernel refuses: reported once, tried again at growing intervals, forgotten when they work.
+//! Services that the kernel refuses: reported once, retried at growing intervals, removed when they work.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -25,12 +25,12 @@ struct Known {
 pub(super) struct Difference {
     /// Refused now for the first time, or for another reason than before.
     pub(super) fresh: Vec<RefusedService>,
-    /// Taken now, or gone.
+    /// Accepted now, or deleted.
     pub(super) recovered: Vec<NamespacedName>,
 }
 
 impl RefusedServices {
-    /// Takes in the report of a sync that tried `changes`. No retry is put off longer than `longest`.
+    /// Applies the report of a sync of `changes`. No retry is delayed longer than `longest`.
     pub(super) fn report(
         &mut self,
         changes: &Changes,
@@ -65,17 +65,17 @@ impl RefusedServices {
         !self.report(&changes, vec![refused], now, longest).fresh.is_empty()
     }
 
-    /// A Service works after all. Returns whether it was refused before.
+    /// A Service works now. Returns whether it was refused before.
     pub(super) fn remove(&mut self, service: &NamespacedName) -> bool {
         self.refused.remove(service).is_some()
     }
 
-    /// The Services to try again now.
+    /// The Services whose retry is due.
     pub(super) fn due(&self, now: Instant) -> impl Iterator<Item = &NamespacedName> {
         self.refused.iter().filter(move |(_, refused)| refused.retry <= now).map(|(service, _)| service)
     }
 
-    /// When the next one is to be tried.
+    /// When the next retry is due.
     pub(super) fn next(&self) -> Option<Instant> {
         self.refused.values().map(|refused| refused.retry).min()
     }

@@ -18,7 +18,7 @@ pub(super) struct Repair {
 }
 
 impl Repair {
-    /// Another process changed something. Returns whether this is news, and not one more round of two programs against each other.
+    /// Another process changed something. Returns whether this is news, and not one more round of two programs that undo each other's work.
     pub(super) fn ask(&mut self, now: Instant) -> bool {
         let quiet = self.not_before.is_none_or(|at| at + 10 * SHORTEST_GAP <= now);
         if quiet {
@@ -29,7 +29,7 @@ impl Repair {
         news
     }
 
-    /// When the repair may happen, if one is wanted.
+    /// When the repair may happen, if one is needed.
     pub(super) fn next(&self, now: Instant) -> Option<Instant> {
         self.wanted.then(|| self.not_before.map_or(now, |at| at.max(now)))
     }

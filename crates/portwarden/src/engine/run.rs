@@ -10,10 +10,10 @@ use tracing::warn;
 use super::{Engine, EngineError, Inbox};
 use crate::host::{HostAddressError, HostAddresses};
 
-/// After so many messages the engine checks its deadlines, however many more there are.
+/// After this many messages the engine checks its deadlines, even if more are waiting.
 const MESSAGES_AT_ONCE: usize = 256;
 
-/// Memory that work left behind is given back when there has been none for so long.
+/// Free memory is returned to the system after this much idle time.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// Runs until a message asks the engine to stop. Returning drops nothing from the kernel.
@@ -66,7 +66,7 @@ fn take_addresses(engine: &mut Engine, addresses: Result<Option<Event>, HostAddr
         Ok(now) => engine.apply(now.into_iter().collect()),
         Err(error) => warn!(
             err = crate::logging::chain(&error),
-            "Cannot read this host's addresses; node ports stay on the ones known so far"
+            "Cannot read this host's addresses; node ports stay on the last known ones"
         ),
     }
 }

@@ -61,7 +61,7 @@ impl SyncSet {
         self.of(family).for_each(|sync| sync.request(now));
     }
 
-    /// Puts other dataplanes in place of the present ones: beside them until they are installed, if they write other objects.
+    /// Replaces the dataplanes. If the new ones write other objects, they run beside the old ones until everything is installed.
     pub(super) fn replace(&mut self, replacement: Replacement, pacing: PacerConfig, now: Instant) {
         let fresh = ModeSync::new(replacement.words, replacement.dataplanes, pacing, now);
         if replacement.remove_leftovers.is_some() {
@@ -73,7 +73,7 @@ impl SyncSet {
         }
     }
 
-    /// Adds what the model resolved.
+    /// Adds resolved changes.
     pub(super) fn add(&mut self, changes: &PerFamily<Changes>) {
         for sync in self.families_mut() {
             sync.add(changes[sync.family()].clone());
@@ -94,7 +94,7 @@ impl SyncSet {
         due
     }
 
-    /// Syncs the families that are due, and hands over what became of each.
+    /// Syncs the families that are due, and passes on the outcome of each.
     pub(super) fn sync(
         &mut self,
         cluster: &Cluster,
@@ -130,7 +130,7 @@ impl SyncSet {
         }
     }
 
-    /// What dataplanes learned on their own.
+    /// The notifications of all dataplanes.
     pub(super) fn poll(&mut self, now: Instant) -> Vec<Notification> {
         self.dataplanes_mut().flat_map(|one| one.dataplane.poll(now)).collect()
     }

@@ -10,7 +10,7 @@ pub struct OwnMetrics {
     /// Changes of our kernel objects by other processes.
     pub tampering: IntCounterVec,
     /// Services that the kernel currently refuses.
-    pub isolated: GaugeVec,
+    pub refused_services: GaugeVec,
     /// Failed attempts to remove stale flows.
     pub flow_failures: IntCounterVec,
     /// Reloads of the configuration file, by result: `applied`, `rejected` or `unchanged`.
@@ -38,7 +38,7 @@ impl OwnMetrics {
                 "Times that another process changed Portwarden's objects in the kernel",
                 family,
             )?,
-            isolated: part.gauges(
+            refused_services: part.gauges(
                 "portwarden_refused_services",
                 "Services that the kernel refuses at present",
                 family,

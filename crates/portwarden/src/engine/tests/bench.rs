@@ -165,7 +165,7 @@ impl Bench {
         let retired = Arc::new(Mutex::new(0));
         let counted = retired.clone();
         let clock = time.clone();
-        let engine = Engine::new(Parts {
+        let engine = Engine::new(EngineParts {
             settings,
             words: words("first"),
             dataplanes: vec![
