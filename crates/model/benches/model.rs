@@ -6,7 +6,8 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use portwarden_model::{Cluster, Event, Family, Interner, Kind, Settings, manifest, object};
+use portwarden_model::{Cluster, Event, Family, Interner, Kind, Settings, manifest};
+use portwarden_testkit::build::{self, ToEvent, port};
 
 const SERVICES: usize = 5_000;
 const ENDPOINTS: usize = 50;
@@ -92,7 +93,7 @@ fn one_slice(services: usize, endpoints: usize) -> Duration {
     let mut without_manifest = Vec::new();
     for round in 1..=400 {
         let changed = slice(services / 2, endpoints, round);
-        let (decode, event) = timed(|| slice_event(&changed, &mut names));
+        let (decode, event) = timed(|| changed.event_with(&mut names));
         let (resolve, changes) = timed(|| {
             cluster.apply(event);
             cluster.resolve()
@@ -127,7 +128,8 @@ fn measure_memory(shape: &str) {
 
 /// Resident memory in bytes.
 fn resident() -> usize {
-    let status = std::fs::read_to_string("/proc/self/smaps_rollup").expect("Linux has smaps_rollup");
+    let status =
+        std::fs::read_to_string("/proc/self/smaps_rollup").expect("Linux reports the memory of a process");
     let line = status.lines().find(|line| line.starts_with("Anonymous:")).expect("it has this line");
     let kilobytes: usize = line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number");
     kilobytes * 1024
@@ -147,57 +149,27 @@ fn fill(cluster: &mut Cluster, names: &mut Interner, services: usize, endpoints:
 }
 
 fn events(service: &manifest::Service, slice: &manifest::EndpointSlice, names: &mut Interner) -> [Event; 2] {
-    let (parsed, _) = object::Service::from_manifest(service, names);
-    [Event::ServiceApplied(parsed.expect("it is proxied")), slice_event(slice, names)]
-}
-
-fn slice_event(slice: &manifest::EndpointSlice, names: &mut Interner) -> Event {
-    let (slice, _) = object::EndpointSlice::from_manifest(slice, names);
-    Event::SliceApplied(slice.expect("it is used"))
+    [service.event_with(names), slice.event_with(names)]
 }
 
 fn service(n: usize) -> manifest::Service {
-    let mut service = manifest::Service { metadata: metadata(format!("service-{n}")), ..Default::default() };
-    service.spec.cluster_ip = address(10, 96, n).to_string();
-    service.spec.ports =
-        vec![manifest::ServicePort { name: "http".to_owned(), port: 80, ..Default::default() }];
-    service
+    let service = build::service(&format!("service-{n}")).cluster_ip(address(10, 96, n));
+    service.port(port(80).name("http")).build()
 }
 
 /// Endpoints spread over 1,000 nodes; one of them is another one in each round.
 fn slice(n: usize, endpoints: usize, round: usize) -> manifest::EndpointSlice {
-    let mut slice = manifest::EndpointSlice {
-        metadata: metadata(format!("service-{n}-abcde")),
-        address_type: "IPv4".to_owned(),
-        ports: vec![manifest::EndpointPort {
-            name: Some("http".to_owned()),
-            protocol: Some("TCP".to_owned()),
-            port: Some(8080),
-        }],
-        ..Default::default()
+    let slice = build::slice(&format!("service-{n}"), &format!("service-{n}-abcde"));
+    let endpoint = |index: usize| {
+        let (number, second) = if index == 0 { (n * 1_000 + round, 128) } else { (n * endpoints + index, 1) };
+        build::endpoint(address(10, second, number))
+            .on(&format!("node-{}", (n * 7 + index) % 1_000))
+            .ready(true)
+            .serving(true)
+            .terminating(false)
     };
-    slice.metadata.labels.insert(manifest::LABEL_SERVICE_NAME.to_owned(), format!("service-{n}"));
-    slice.endpoints = (0..endpoints)
-        .map(|index| {
-            let (number, second) =
-                if index == 0 { (n * 1_000 + round, 128) } else { (n * endpoints + index, 1) };
-            manifest::Endpoint {
-                addresses: vec![address(10, second, number).to_string()],
-                conditions: Some(manifest::EndpointConditions {
-                    ready: Some(true),
-                    serving: Some(true),
-                    terminating: Some(false),
-                }),
-                node_name: Some(format!("node-{}", (n * 7 + index) % 1_000)),
-                hints: None,
-            }
-        })
-        .collect();
-    slice
-}
-
-fn metadata(name: String) -> manifest::Metadata {
-    manifest::Metadata { name, namespace: "bench".to_owned(), ..Default::default() }
+    let slice = slice.port(port(8080).name("http"));
+    (0..endpoints).map(endpoint).fold(slice, build::SliceBuilder::endpoint).build()
 }
 
 fn address(first: u8, second: u8, number: usize) -> std::net::Ipv4Addr {

@@ -43,10 +43,13 @@
 //! | stale conntrack entries | `stale_flows.rs` |
 //! | when the proxy is unhealthy | `health.rs` |
 //! | shared names | `name.rs` |
+//! | builders of manifests for tests | `build.rs` (feature `build`), `sample.rs` |
 //!
 //! Unit tests are beside each file. Properties of all clusters and event sequences are in `tests/properties`; benchmarks in
 //! `benches/model.rs`.
 
+#[cfg(any(test, feature = "build"))]
+pub mod build;
 mod changes;
 mod claims;
 mod cluster;

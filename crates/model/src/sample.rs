@@ -1,43 +1,35 @@
-//! Small complete objects for tests; a test changes only the fields it is about.
+//! The objects of most tests in this crate: `demo/web`, its slices and our Node, made with [`crate::build`].
 
 use std::net::IpAddr;
 
+use crate::build::{self, port};
+pub(crate) use crate::build::{ToEvent, service_cidr};
 use crate::cluster::Cluster;
 use crate::desired::{ProxiedPort, ProxiedService};
 use crate::event::{Event, Kind};
 use crate::ip::Family;
-use crate::manifest::{self, LABEL_SERVICE_NAME, LABEL_ZONE};
-use crate::name::{Interner, Name, NamespacedName};
-use crate::object::{EndpointSlice, Node, Service, ServiceCidr};
+use crate::manifest::{self, LABEL_ZONE};
+use crate::name::{Name, NamespacedName};
 use crate::pool::Pool;
 use crate::settings::Settings;
 
 /// The node on which all tests run.
 pub(crate) const HERE: &str = "here";
 
-/// `demo/web` at 10.96.0.10, with the TCP port `http` 80.
+/// `demo/web` at 10.96.0.10, with the TCP port `http` 80. Only `clusterIP` is set, as in manifests of old clusters.
 pub(crate) fn service(change: impl FnOnce(&mut manifest::Service)) -> manifest::Service {
-    let mut service = manifest::Service {
-        metadata: metadata("web"),
-        spec: manifest::ServiceSpec {
-            cluster_ip: "10.96.0.10".to_owned(),
-            r#type: "ClusterIP".to_owned(),
-            ports: vec![service_port("http", "TCP", 80)],
-            ..Default::default()
-        },
-        ..Default::default()
-    };
+    let mut service = build::service("web").port(port(80).name("http")).build();
+    service.spec.cluster_ip = "10.96.0.10".to_owned();
     change(&mut service);
     service
 }
 
 /// `demo/web` at 10.96.0.10 and fd00:96::10.
 pub(crate) fn dual_stack(change: impl FnOnce(&mut manifest::Service)) -> manifest::Service {
-    service(|service| {
-        service.spec.cluster_ips = strings(&["10.96.0.10", "fd00:96::10"]);
-        service.spec.ip_families = strings(&["IPv4", "IPv6"]);
-        change(service);
-    })
+    let service = build::service("web").cluster_ip("10.96.0.10").cluster_ip("fd00:96::10");
+    let mut service = service.port(port(80).name("http")).build();
+    change(&mut service);
+    service
 }
 
 /// One port of a Service.
@@ -51,13 +43,8 @@ pub(crate) fn slice(
     codes: &str,
     change: impl FnOnce(&mut manifest::EndpointSlice),
 ) -> manifest::EndpointSlice {
-    let mut slice = manifest::EndpointSlice {
-        metadata: metadata(name),
-        endpoints: endpoints(codes, HERE, Family::V4),
-        ports: vec![slice_port("http", "TCP", 8080)],
-        address_type: "IPv4".to_owned(),
-    };
-    slice.metadata.labels.insert(LABEL_SERVICE_NAME.to_owned(), "web".to_owned());
+    let mut slice = build::slice("web", name).port(port(8080).name("http")).build();
+    slice.endpoints = endpoints(codes, HERE, Family::V4);
     change(&mut slice);
     slice
 }
@@ -91,29 +78,20 @@ fn endpoint(code: &str, node: &str, family: Family) -> manifest::Endpoint {
         "N" => (false, false, false),
         other => panic!("no such state: {other}"),
     };
-    let mut endpoint = manifest::Endpoint {
-        addresses: vec![address(letter, family).to_string()],
-        conditions: Some(manifest::EndpointConditions {
-            ready: Some(ready),
-            serving: Some(serving),
-            terminating: Some(terminating),
-        }),
-        node_name: Some("elsewhere".to_owned()),
-        hints: None,
-    };
+    let mut endpoint = build::endpoint(address(letter, family))
+        .on("elsewhere")
+        .ready(ready)
+        .serving(serving)
+        .terminating(terminating);
     for word in words {
-        match word.split_once(':') {
-            None if word == "L" => endpoint.node_name = Some(node.to_owned()),
-            Some(("z", zones)) => endpoint.hints.get_or_insert_default().for_zones = hints(zones),
-            Some(("n", nodes)) => endpoint.hints.get_or_insert_default().for_nodes = hints(nodes),
+        endpoint = match word.split_once(':') {
+            None if word == "L" => endpoint.on(node),
+            Some(("z", zones)) => zones.chars().fold(endpoint, |one, zone| one.for_zone(&zone.to_string())),
+            Some(("n", nodes)) => nodes.chars().fold(endpoint, |one, node| one.for_node(&node.to_string())),
             _ => panic!("no such word: {word}"),
-        }
+        };
     }
-    endpoint
-}
-
-fn hints(letters: &str) -> Vec<manifest::Hint> {
-    letters.chars().map(|letter| manifest::Hint { name: letter.to_string() }).collect()
+    endpoint.build()
 }
 
 /// The address that a letter stands for.
@@ -145,12 +123,7 @@ pub(crate) fn letters_of(ips: impl Iterator<Item = IpAddr>) -> String {
 
 /// The Node we run on, at 192.0.2.1 and 2001:db8::1.
 pub(crate) fn node(change: impl FnOnce(&mut manifest::Node)) -> manifest::Node {
-    let mut node = manifest::Node { metadata: metadata(HERE), ..Default::default() };
-    node.metadata.namespace.clear();
-    node.status.addresses = vec![
-        manifest::NodeAddress { r#type: "InternalIP".to_owned(), address: "192.0.2.1".to_owned() },
-        manifest::NodeAddress { r#type: "InternalIP".to_owned(), address: "2001:db8::1".to_owned() },
-    ];
+    let mut node = build::node(HERE).ip("192.0.2.1").ip("2001:db8::1").build();
     change(&mut node);
     node
 }
@@ -160,46 +133,6 @@ pub(crate) fn node_in_zone(zone: &str) -> manifest::Node {
     node(|node| {
         node.metadata.labels.insert(LABEL_ZONE.to_owned(), zone.to_owned());
     })
-}
-
-/// A ServiceCIDR.
-pub(crate) fn service_cidr(name: &str, cidrs: &[&str]) -> manifest::ServiceCidr {
-    let mut cidr = manifest::ServiceCidr { metadata: metadata(name), ..Default::default() };
-    cidr.spec.cidrs = strings(cidrs);
-    cidr
-}
-
-/// The event that a source would send for a manifest.
-pub(crate) trait ToEvent {
-    fn event(&self) -> Event;
-}
-
-impl ToEvent for manifest::Service {
-    fn event(&self) -> Event {
-        let name = NamespacedName::new(&self.metadata.namespace, &self.metadata.name);
-        let (service, _) = Service::from_manifest(self, &mut Interner::default());
-        service.map_or(Event::ServiceDeleted(name), Event::ServiceApplied)
-    }
-}
-
-impl ToEvent for manifest::EndpointSlice {
-    fn event(&self) -> Event {
-        let name = NamespacedName::new(&self.metadata.namespace, &self.metadata.name);
-        let (slice, _) = EndpointSlice::from_manifest(self, &mut Interner::default());
-        slice.map_or(Event::SliceDeleted(name), Event::SliceApplied)
-    }
-}
-
-impl ToEvent for manifest::Node {
-    fn event(&self) -> Event {
-        Event::NodeApplied(Node::from_manifest(self).0)
-    }
-}
-
-impl ToEvent for manifest::ServiceCidr {
-    fn event(&self) -> Event {
-        Event::ServiceCidrApplied(ServiceCidr::from_manifest(self).0)
-    }
 }
 
 /// `demo/<name>`.
@@ -248,8 +181,4 @@ pub(crate) fn strings(texts: &[&str]) -> Vec<String> {
 /// A shared name.
 pub(crate) fn name(text: &str) -> Name {
     Name::from(text)
-}
-
-fn metadata(name: &str) -> manifest::Metadata {
-    manifest::Metadata { name: name.to_owned(), namespace: "demo".to_owned(), ..Default::default() }
 }

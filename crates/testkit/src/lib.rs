@@ -5,7 +5,6 @@
 //! dataplane into it, the [`oracle`] predicts the outcome, and [`scenario`]s describe it in files.
 
 pub mod apiserver;
-pub mod build;
 pub mod drive;
 pub mod harness;
 pub mod netns;
@@ -21,5 +20,6 @@ pub mod topology;
 pub mod wait;
 
 pub use netns::Namespace;
+pub use portwarden_model::build;
 pub use probe::{Outcome, Refusal, Transport};
 pub use topology::{Host, Topology};

@@ -4,14 +4,13 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow};
-use portwarden_model::object::{EndpointSlice, Node, Service, ServiceCidr};
 use portwarden_model::{
-    Changes, Cluster, Dataplane, Desired, DetectLocal, Event, Interner, Kind, Name, NamespacedName,
-    NodePortRange, PerFamily, Settings, SyncError, manifest,
+    Changes, Cluster, Dataplane, Desired, DetectLocal, Event, Interner, Kind, NodePortRange, PerFamily,
+    Settings, SyncError, manifest,
 };
 use tempfile::TempDir;
 
-use crate::build::{NodeBuilder, ServiceBuilder, SliceBuilder, node, service_cidr};
+use crate::build::{NodeBuilder, ServiceBuilder, SliceBuilder, ToEvent, node, service_cidr};
 use crate::drive::sync_to_end;
 use crate::oracle::{Mode, Oracle, Served};
 use crate::probe::Transport;
@@ -209,26 +208,20 @@ impl Rig {
 impl Object {
     /// The event of a source for it.
     pub fn event(&self, names: &mut Interner) -> Event {
-        match self {
-            Object::Service(service) => Service::from_manifest(service, names)
-                .0
-                .map_or_else(|| self.deletion(), Event::ServiceApplied),
-            Object::Slice(slice) => EndpointSlice::from_manifest(slice, names)
-                .0
-                .map_or_else(|| self.deletion(), Event::SliceApplied),
-            Object::Node(node) => Event::NodeApplied(Node::from_manifest(node).0),
-            Object::ServiceCidr(cidr) => Event::ServiceCidrApplied(ServiceCidr::from_manifest(cidr).0),
-        }
+        self.manifest().event_with(names)
     }
 
     /// The event of a source for its deletion.
     pub fn deletion(&self) -> Event {
-        let name = |metadata: &manifest::Metadata| NamespacedName::new(&metadata.namespace, &metadata.name);
+        self.manifest().deletion()
+    }
+
+    fn manifest(&self) -> &dyn ToEvent {
         match self {
-            Object::Service(service) => Event::ServiceDeleted(name(&service.metadata)),
-            Object::Slice(slice) => Event::SliceDeleted(name(&slice.metadata)),
-            Object::Node(node) => Event::NodeDeleted(Name::from(node.metadata.name.as_str())),
-            Object::ServiceCidr(cidr) => Event::ServiceCidrDeleted(Name::from(cidr.metadata.name.as_str())),
+            Object::Service(service) => service.as_ref(),
+            Object::Slice(slice) => slice,
+            Object::Node(node) => node,
+            Object::ServiceCidr(cidr) => cidr,
         }
     }
 }

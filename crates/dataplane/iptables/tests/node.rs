@@ -9,11 +9,10 @@ use std::time::{Duration, Instant};
 
 use common::{Tables, VARIANTS, assert_same, cluster, full_sync, recorded_settings, sync};
 use portwarden_iptables::{IptablesDataplane, Options, PACKET_COUNTERS};
-use portwarden_model::object::{EndpointSlice, Service};
 use portwarden_model::{
-    Changes, Cluster, Dataplane, Event, Family, Interner, NodePortRange, Notification, Report, Settings,
-    manifest,
+    Changes, Cluster, Dataplane, Event, Family, NodePortRange, Notification, Report, Settings,
 };
+use portwarden_testkit::build::{self, ToEvent, port};
 use portwarden_testkit::drive::next_notifications;
 use portwarden_xtables::Variant;
 
@@ -249,25 +248,14 @@ fn large_cluster(services: usize, endpoints: usize) -> Cluster {
 }
 
 fn service(number: usize) -> Event {
-    let mut service = manifest::Service::default();
-    service.metadata.namespace = "demo".to_owned();
-    service.metadata.name = format!("service-{number}");
-    service.spec.cluster_ip = format!("10.96.1.{}", number + 1);
-    service.spec.ports = vec![manifest::ServicePort { port: 80, ..Default::default() }];
-    Event::ServiceApplied(Service::from_manifest(&service, &mut Interner::default()).0.unwrap())
+    let name = format!("service-{number}");
+    build::service(&name).cluster_ip(format!("10.96.1.{}", number + 1)).port(port(80)).build().event()
 }
 
 fn slice(number: usize, endpoints: usize) -> Event {
-    let mut slice = manifest::EndpointSlice { address_type: "IPv4".to_owned(), ..Default::default() };
-    slice.metadata.namespace = "demo".to_owned();
-    slice.metadata.name = format!("slice-{number}");
-    slice.metadata.labels.insert(manifest::LABEL_SERVICE_NAME.to_owned(), format!("service-{number}"));
-    let address = |index: usize| format!("10.244.{number}.{}", index + 1);
-    let endpoint = |index| manifest::Endpoint { addresses: vec![address(index)], ..Default::default() };
-    slice.endpoints = (0..endpoints).map(endpoint).collect();
-    slice.ports =
-        vec![manifest::EndpointPort { name: Some(String::new()), protocol: None, port: Some(8080) }];
-    Event::SliceApplied(EndpointSlice::from_manifest(&slice, &mut Interner::default()).0.unwrap())
+    let slice = build::slice(&format!("service-{number}"), &format!("slice-{number}")).port(port(8080));
+    let endpoint = |index| build::endpoint(format!("10.244.{number}.{index}"));
+    (1..=endpoints).map(endpoint).fold(slice, build::SliceBuilder::endpoint).build().event()
 }
 
 /// As in kube-proxy: the endpoints of all service ports count.

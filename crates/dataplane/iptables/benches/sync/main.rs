@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use portwarden_iptables::{DryRun, IptablesDataplane, Options};
-use portwarden_model::object::{EndpointSlice, Service};
-use portwarden_model::{Changes, Cluster, Event, Family, Interner, Settings, manifest};
+use portwarden_model::{Changes, Cluster, Event, Family, Interner, Settings};
 use portwarden_testkit::Namespace;
+use portwarden_testkit::build::{self, ToEvent, port};
 use portwarden_testkit::drive::sync_to_end;
 use portwarden_xtables::Variant;
 use running::Running;
@@ -52,8 +52,8 @@ fn run(size: usize, variant: Variant, running: &Running) -> anyhow::Result<()> {
     let mut cluster = Cluster::new(Settings::new("node-a"));
     let mut names = Interner::default();
     for number in 0..size {
-        cluster.apply(Event::ServiceApplied(service(number, &mut names)));
-        cluster.apply(Event::SliceApplied(slice(number, 0, &mut names)));
+        cluster.apply(service(number, &mut names));
+        cluster.apply(slice(number, 0, &mut names));
     }
     cluster.resolve();
     let namespace = Namespace::new("bench")?;
@@ -76,12 +76,12 @@ fn run(size: usize, variant: Variant, running: &Running) -> anyhow::Result<()> {
     };
     line("full, empty node", &cluster, &Changes::everything(), true)?;
     for round in 1..=3 {
-        cluster.apply(Event::SliceApplied(slice(size / 2, round, &mut names)));
+        cluster.apply(slice(size / 2, round, &mut names));
         let changes = cluster.resolve();
         line("one endpoint", &cluster, &changes[FAMILY], true)?;
     }
-    cluster.apply(Event::ServiceApplied(service(size, &mut names)));
-    cluster.apply(Event::SliceApplied(slice(size, 0, &mut names)));
+    cluster.apply(service(size, &mut names));
+    cluster.apply(slice(size, 0, &mut names));
     let changes = cluster.resolve();
     line("one new service", &cluster, &changes[FAMILY], true)?;
     line("full, nothing differs", &cluster, &Changes::everything(), false)
@@ -126,45 +126,21 @@ fn processor_time(whose: UsageWho) -> anyhow::Result<Duration> {
     Ok(Duration::from_micros(u64::try_from(time.num_microseconds())?))
 }
 
-fn service(number: usize, names: &mut Interner) -> Service {
-    let service = manifest::Service {
-        metadata: metadata(format!("service-{number}")),
-        spec: manifest::ServiceSpec {
-            cluster_ip: format!("10.96.{}.{}", number / 250, number % 250 + 1),
-            ports: vec![manifest::ServicePort { name: "http".to_owned(), port: 80, ..Default::default() }],
-            ..Default::default()
-        },
-        ..Default::default()
-    };
-    Service::from_manifest(&service, names).0.expect("the manifest is of a Service that is proxied")
+fn service(number: usize, names: &mut Interner) -> Event {
+    let service = build::service(&format!("service-{number}"));
+    let service = service.cluster_ip(format!("10.96.{}.{}", number / 250, number % 250 + 1));
+    service.port(port(80).name("http")).build().event_with(names)
 }
 
 /// Another `round` has another first endpoint.
-fn slice(number: usize, round: usize, names: &mut Interner) -> EndpointSlice {
-    let address = |index: usize| {
+fn slice(number: usize, round: usize, names: &mut Interner) -> Event {
+    let endpoint = |index: usize| {
         let host = number * ENDPOINTS + index;
         let round = if index == 0 { round } else { 0 };
-        format!("10.{}.{}.{}", 128 + host / 62_500 + round, host / 250 % 250, host % 250 + 1)
+        let ip = format!("10.{}.{}.{}", 128 + host / 62_500 + round, host / 250 % 250, host % 250 + 1);
+        build::endpoint(ip).on(&format!("node-{index}"))
     };
-    let endpoint = |index| manifest::Endpoint {
-        addresses: vec![address(index)],
-        node_name: Some(format!("node-{index}")),
-        ..Default::default()
-    };
-    let mut slice = manifest::EndpointSlice {
-        metadata: metadata(format!("service-{number}-1")),
-        endpoints: (0..ENDPOINTS).map(endpoint).collect(),
-        ports: vec![manifest::EndpointPort {
-            name: Some("http".to_owned()),
-            protocol: None,
-            port: Some(8080),
-        }],
-        address_type: "IPv4".to_owned(),
-    };
-    slice.metadata.labels.insert(manifest::LABEL_SERVICE_NAME.to_owned(), format!("service-{number}"));
-    EndpointSlice::from_manifest(&slice, names).0.expect("the manifest is of a slice that is used")
-}
-
-fn metadata(name: String) -> manifest::Metadata {
-    manifest::Metadata { name, namespace: "bench".to_owned(), ..Default::default() }
+    let slice = build::slice(&format!("service-{number}"), &format!("service-{number}-1"));
+    let slice = slice.port(port(8080).name("http"));
+    (0..ENDPOINTS).map(endpoint).fold(slice, build::SliceBuilder::endpoint).build().event_with(names)
 }

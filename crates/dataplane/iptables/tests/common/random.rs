@@ -1,7 +1,7 @@
 //! Random clusters that change step by step.
 
-use portwarden_model::object::{EndpointSlice, Service};
-use portwarden_model::{Event, Interner, NamespacedName, manifest};
+use portwarden_model::{Event, Family, NamespacedName, manifest};
+use portwarden_testkit::build::{self, ToEvent, port};
 use proptest::prelude::*;
 
 /// One step in the life of a small cluster.
@@ -79,21 +79,14 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
 }
 
 impl Step {
-    /// The event that a source would send.
+    /// The event of a source for it.
     pub fn event(&self) -> Event {
         match self {
-            Step::Service(number, spec) => {
-                let service = Service::from_manifest(&spec.manifest(*number), &mut Interner::default()).0;
-                Event::ServiceApplied(service.expect("the manifest is of a Service that is proxied"))
-            }
+            Step::Service(number, spec) => spec.build(*number).event(),
             Step::NoService(number) => {
                 Event::ServiceDeleted(NamespacedName::new("demo", &service_name(*number)))
             }
-            Step::Slice(service, slice, endpoints) => {
-                let slice = slice_manifest(*service, *slice, endpoints);
-                let slice = EndpointSlice::from_manifest(&slice, &mut Interner::default()).0;
-                Event::SliceApplied(slice.expect("the manifest is of a slice that is used"))
-            }
+            Step::Slice(service, number, endpoints) => slice(*service, *number, endpoints).event(),
             Step::NoSlice(service, slice) => {
                 Event::SliceDeleted(NamespacedName::new("demo", &slice_name(*service, *slice)))
             }
@@ -113,114 +106,77 @@ fn slice_name(service: u8, slice: u8) -> String {
     format!("{}-{slice}", service_name(service))
 }
 
-fn metadata(name: String) -> manifest::Metadata {
-    manifest::Metadata { name, namespace: "demo".to_owned(), ..Default::default() }
-}
-
-fn policy(local: bool) -> String {
-    if local { "Local" } else { "Cluster" }.to_owned()
-}
-
 impl Spec {
-    fn manifest(&self, number: u8) -> manifest::Service {
-        let exposed = self.kind != 0;
-        let mut ips = vec![format!("10.96.0.{}", number + 10)];
+    fn build(&self, number: u8) -> manifest::Service {
+        let mut service = build::service(&service_name(number))
+            .of_type(["ClusterIP", "NodePort", "LoadBalancer"][usize::from(self.kind)])
+            .cluster_ip(format!("10.96.0.{}", number + 10));
         if self.dual_stack {
-            ips.push(format!("fd00:96::{number}"));
+            service = service.cluster_ip(format!("fd00:96::{number}"));
         }
-        let families = ["IPv4", "IPv6"].map(str::to_owned);
-        let balanced = if self.kind == 2 { self.load_balancer_ips } else { 0 };
-        let ingress = (0..balanced)
-            .flat_map(|i| [format!("198.51.100.{}", number * 4 + i), format!("2001:db8::{number}:{i}")]);
-        let ingress = ingress.map(|ip| manifest::LoadBalancerIngress { ip, ..Default::default() });
-        let ranges = ["203.0.113.0/24", "192.168.0.0/24"].into_iter().take(usize::from(self.source_ranges));
-        manifest::Service {
-            metadata: metadata(service_name(number)),
-            spec: manifest::ServiceSpec {
-                ports: self.ports(number),
-                cluster_ip: ips[0].clone(),
-                ip_families: families[..ips.len()].to_vec(),
-                cluster_ips: ips,
-                r#type: ["ClusterIP", "NodePort", "LoadBalancer"][usize::from(self.kind)].to_owned(),
-                external_ips: (0..self.external_ips).map(|i| format!("192.0.2.{}", number * 4 + i)).collect(),
-                session_affinity: if self.sticky { "ClientIP" } else { "None" }.to_owned(),
-                load_balancer_source_ranges: ranges.map(str::to_owned).collect(),
-                external_traffic_policy: if exposed { policy(self.external_local) } else { String::new() },
-                health_check_node_port: i32::from(self.kind == 2 && self.external_local)
-                    * (31900 + i32::from(number)),
-                internal_traffic_policy: Some(policy(self.internal_local)),
-                ..Default::default()
-            },
-            status: manifest::ServiceStatus {
-                load_balancer: manifest::LoadBalancerStatus { ingress: ingress.collect() },
-            },
+        for i in 0..self.external_ips {
+            service = service.external_ip(format!("192.0.2.{}", number * 4 + i));
         }
+        for i in 0..if self.kind == 2 { self.load_balancer_ips } else { 0 } {
+            service = service.vip(format!("198.51.100.{}", number * 4 + i));
+            service = service.vip(format!("2001:db8::{number}:{i}"));
+        }
+        for range in ["203.0.113.0/24", "192.168.0.0/24"].iter().take(usize::from(self.source_ranges)) {
+            service = service.source_range(range);
+        }
+        if self.sticky {
+            service = service.affinity(10_800);
+        }
+        if self.internal_local {
+            service = service.internal_policy_local();
+        }
+        if self.kind != 0 && self.external_local {
+            service = service.external_policy_local();
+        }
+        if self.kind == 2 && self.external_local {
+            service = service.health_check_node_port(31900 + u16::from(number));
+        }
+        self.ports(number).into_iter().fold(service, build::ServiceBuilder::port).build()
     }
 
-    fn ports(&self, number: u8) -> Vec<manifest::ServicePort> {
-        let node_port = |base: i32| if self.kind == 0 { 0 } else { base + i32::from(number) };
-        let protocol = if self.udp { "UDP" } else { "TCP" }.to_owned();
-        let mut ports = vec![manifest::ServicePort {
-            name: if self.two_ports { "web" } else { "" }.to_owned(),
-            protocol,
-            port: 80,
-            node_port: node_port(30000),
-        }];
+    fn ports(&self, number: u8) -> Vec<build::PortBuilder> {
+        let exposed = |port: build::PortBuilder, base: u16| {
+            if self.kind == 0 { port } else { port.node_port(base + u16::from(number)) }
+        };
+        let first = port(80).protocol(if self.udp { "UDP" } else { "TCP" });
         if self.two_ports {
-            let protocol = "TCP".to_owned();
-            ports.push(manifest::ServicePort {
-                name: "more".to_owned(),
-                protocol,
-                port: 81,
-                node_port: node_port(31000),
-            });
+            vec![exposed(first.name("web"), 30000), exposed(port(81).name("more"), 31000)]
+        } else {
+            vec![exposed(first, 30000)]
         }
-        ports
     }
 }
 
-fn slice_manifest(service: u8, slice: u8, endpoints: &[Endpoint]) -> manifest::EndpointSlice {
-    let port = |name: &str, protocol: &str, port| manifest::EndpointPort {
-        name: Some(name.to_owned()),
-        protocol: Some(protocol.to_owned()),
-        port: Some(port),
-    };
-    let mut metadata = metadata(slice_name(service, slice));
-    metadata.labels.insert(manifest::LABEL_SERVICE_NAME.to_owned(), service_name(service));
+fn slice(service: u8, slice: u8, endpoints: &[Endpoint]) -> manifest::EndpointSlice {
     // One of the two slices of each Service is of the other family, every other time.
-    let six = slice == 1 && service % 2 == 1;
-    manifest::EndpointSlice {
-        metadata,
-        endpoints: endpoints.iter().map(|endpoint| endpoint.manifest(six)).collect(),
-        ports: vec![
-            port("", "TCP", 8080),
-            port("", "UDP", 8080),
-            port("web", "TCP", 8080),
-            port("web", "UDP", 8080),
-            port("more", "TCP", 8081),
-        ],
-        address_type: if six { "IPv6" } else { "IPv4" }.to_owned(),
-    }
+    let family = if slice == 1 && service % 2 == 1 { Family::V6 } else { Family::V4 };
+    let slice = build::slice(&service_name(service), &slice_name(service, slice)).family(family);
+    let slice = slice
+        .port(port(8080))
+        .port(port(8080).udp())
+        .port(port(8080).name("web"))
+        .port(port(8080).name("web").udp())
+        .port(port(8081).name("more"));
+    endpoints.iter().fold(slice, |slice, endpoint| slice.endpoint(endpoint.build(family))).build()
 }
 
 impl Endpoint {
-    fn manifest(self, six: bool) -> manifest::Endpoint {
-        let ip =
-            if six { format!("fd00:244::{}", self.address) } else { format!("10.244.0.{}", self.address) };
+    fn build(self, family: Family) -> build::EndpointBuilder {
+        let ip = match family {
+            Family::V4 => format!("10.244.0.{}", self.address),
+            Family::V6 => format!("fd00:244::{}", self.address),
+        };
         let (ready, serving, terminating) = match self.state {
             0 | 1 => (true, true, false),
             2 => (false, true, true),
             _ => (false, false, false),
         };
-        manifest::Endpoint {
-            addresses: vec![ip],
-            conditions: Some(manifest::EndpointConditions {
-                ready: Some(ready),
-                serving: Some(serving),
-                terminating: Some(terminating),
-            }),
-            node_name: Some(if self.here { "node-a" } else { "node-b" }.to_owned()),
-            ..Default::default()
-        }
+        let node = if self.here { "node-a" } else { "node-b" };
+        build::endpoint(ip).on(node).ready(ready).serving(serving).terminating(terminating)
     }
 }

@@ -5,12 +5,11 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use portwarden_model::manifest::{self, LABEL_SERVICE_NAME};
-use portwarden_model::object::{EndpointSlice, Node, Service};
 use portwarden_model::{
-    Changes, Dataplane, Desired, Event, Family, Interner, Kind, NamespacedName, Notification, PacerConfig,
-    RefusedService, Report, Retry, Settings, SyncError, Timestamp,
+    Changes, Dataplane, Desired, Event, Family, Kind, NamespacedName, Notification, PacerConfig,
+    RefusedService, Report, Retry, Settings, SyncError, Timestamp, manifest,
 };
+use portwarden_testkit::build::{self, ToEvent};
 
 use super::super::*;
 use crate::metrics::BuildInfo;
@@ -252,55 +251,32 @@ pub(super) fn name(name: &str) -> NamespacedName {
 pub(super) fn service(
     name: &str,
     n: u8,
-    protocol: &str,
+    protocol: &'static str,
     change: impl FnOnce(&mut manifest::Service),
 ) -> Event {
-    let mut service = manifest::Service::default();
-    service.metadata.namespace = "demo".to_owned();
-    service.metadata.name = name.to_owned();
-    service.spec.cluster_ip = format!("10.96.0.{n}");
-    service.spec.r#type = "ClusterIP".to_owned();
-    service.spec.ports = vec![manifest::ServicePort {
-        name: "p".to_owned(),
-        protocol: protocol.to_owned(),
-        port: 80,
-        node_port: 0,
-    }];
+    let port = build::port(80).name("p").protocol(protocol);
+    let mut service = build::service(name).cluster_ip(format!("10.96.0.{n}")).port(port).build();
     change(&mut service);
-    Event::ServiceApplied(Service::from_manifest(&service, &mut Interner::default()).0.expect("proxied"))
+    service.event()
 }
 
 /// The slice of a Service with one endpoint at 10.1.0.N on this node.
 pub(super) fn slice(
     service: &str,
     n: u8,
-    protocol: &str,
+    protocol: &'static str,
     change: impl FnOnce(&mut manifest::EndpointSlice),
 ) -> Event {
-    let mut slice = manifest::EndpointSlice { address_type: "IPv4".to_owned(), ..Default::default() };
-    slice.metadata.namespace = "demo".to_owned();
-    slice.metadata.name = format!("{service}-1");
-    slice.metadata.labels.insert(LABEL_SERVICE_NAME.to_owned(), service.to_owned());
-    slice.ports = vec![manifest::EndpointPort {
-        name: Some("p".to_owned()),
-        protocol: Some(protocol.to_owned()),
-        port: Some(8080),
-    }];
-    slice.endpoints = vec![manifest::Endpoint {
-        addresses: vec![format!("10.1.0.{n}")],
-        node_name: Some("here".to_owned()),
-        ..Default::default()
-    }];
+    let slice = build::slice(service, &format!("{service}-1"));
+    let slice = slice.port(build::port(8080).name("p").protocol(protocol));
+    let mut slice = slice.endpoint(build::endpoint(format!("10.1.0.{n}")).on("here")).build();
     change(&mut slice);
-    Event::SliceApplied(EndpointSlice::from_manifest(&slice, &mut Interner::default()).0.expect("used"))
+    slice.event()
 }
 
 /// The Node with an address.
 pub(super) fn node(change: impl FnOnce(&mut manifest::Node)) -> Event {
-    let mut node = manifest::Node::default();
-    node.metadata.name = "here".to_owned();
-    node.status.addresses =
-        vec![manifest::NodeAddress { r#type: "InternalIP".to_owned(), address: "192.168.0.2".to_owned() }];
+    let mut node = build::node("here").ip("192.168.0.2").build();
     change(&mut node);
-    Event::NodeApplied(Node::from_manifest(&node).0)
+    node.event()
 }

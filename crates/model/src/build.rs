@@ -1,7 +1,7 @@
 //! Builders for manifests in tests: complete objects, changed only where a test needs it.
 //!
 //! ```
-//! use portwarden_testkit::build::{endpoint, port, service, slice};
+//! use portwarden_model::build::{endpoint, port, service, slice};
 //!
 //! let web = service("web").cluster_ip("10.96.0.10").port(port(80).name("http").node_port(30080));
 //! let pods = slice("web", "web-1").port(port(8080).name("http")).endpoint(endpoint("10.244.0.10").on("node-a"));
@@ -10,11 +10,14 @@
 
 use std::fmt::Display;
 
-use portwarden_model::manifest::{
+use crate::event::Event;
+use crate::ip::{Family, parse_ip};
+use crate::manifest::{
     self, ClientIpConfig, Hint, LABEL_SERVICE_NAME, LABEL_ZONE, LoadBalancerIngress, Metadata,
     SessionAffinityConfig,
 };
-use portwarden_model::{Family, parse_ip};
+use crate::name::{Interner, Name, NamespacedName};
+use crate::object::{EndpointSlice, Node, Service, ServiceCidr};
 
 /// The namespace of everything that is built here.
 pub const NAMESPACE: &str = "demo";
@@ -56,7 +59,7 @@ pub fn service_cidr(name: &str, cidrs: impl IntoIterator<Item: Display>) -> mani
     cidr
 }
 
-/// A Service in the making.
+/// Builds a Service.
 #[derive(Debug, Clone)]
 pub struct ServiceBuilder(manifest::Service);
 
@@ -96,7 +99,7 @@ impl ServiceBuilder {
         self
     }
 
-    /// Adds an address of the load balancer, without saying how it is used.
+    /// Adds an address of the load balancer without a mode.
     pub fn vip(self, ip: impl Display) -> Self {
         self.ingress(ip, None)
     }
@@ -108,7 +111,7 @@ impl ServiceBuilder {
         self
     }
 
-    /// Lets these clients use the load balancer's addresses.
+    /// Adds a range of clients that may use the addresses of the load balancer.
     pub fn source_range(mut self, range: impl Display) -> Self {
         self.0.spec.load_balancer_source_ranges.push(range.to_string());
         self
@@ -126,7 +129,7 @@ impl ServiceBuilder {
         self
     }
 
-    /// Keeps a client with its endpoint for so many seconds.
+    /// Sets session affinity with this timeout in seconds.
     pub fn affinity(mut self, seconds: u16) -> Self {
         self.0.spec.session_affinity = "ClientIP".to_owned();
         let client_ip = ClientIpConfig { timeout_seconds: Some(seconds.into()) };
@@ -134,7 +137,7 @@ impl ServiceBuilder {
         self
     }
 
-    /// Sets the port where load balancers ask for this node's endpoints.
+    /// Sets `healthCheckNodePort`.
     pub fn health_check_node_port(mut self, port: u16) -> Self {
         self.0.spec.health_check_node_port = port.into();
         self
@@ -152,7 +155,7 @@ impl ServiceBuilder {
     }
 }
 
-/// A port in the making.
+/// Builds a port of a Service or a slice.
 #[derive(Debug, Clone)]
 pub struct PortBuilder {
     name: String,
@@ -162,9 +165,15 @@ pub struct PortBuilder {
 }
 
 impl PortBuilder {
-    /// Names it.
+    /// Sets the name.
     pub fn name(mut self, name: &str) -> Self {
         self.name = name.to_owned();
+        self
+    }
+
+    /// Sets the protocol; TCP by default.
+    pub fn protocol(mut self, protocol: &'static str) -> Self {
+        self.protocol = protocol;
         self
     }
 
@@ -192,12 +201,12 @@ impl PortBuilder {
     }
 }
 
-/// A slice in the making.
+/// Builds an EndpointSlice.
 #[derive(Debug, Clone)]
 pub struct SliceBuilder(manifest::EndpointSlice);
 
 impl SliceBuilder {
-    /// Says of which family its endpoints are.
+    /// Sets the family of its endpoints; IPv4 by default.
     pub fn family(mut self, family: Family) -> Self {
         self.0.address_type = family.as_str().to_owned();
         self
@@ -225,49 +234,54 @@ impl SliceBuilder {
     }
 }
 
-/// An endpoint in the making.
+/// Builds an endpoint.
 #[derive(Debug, Clone)]
 pub struct EndpointBuilder(manifest::Endpoint);
 
 impl EndpointBuilder {
-    /// Says where it runs.
+    /// Sets the node that it runs on.
     pub fn on(mut self, node: &str) -> Self {
         self.0.node_name = Some(node.to_owned());
         self
     }
 
-    /// Says whether it takes traffic.
+    /// Sets the condition `ready`.
     pub fn ready(mut self, ready: bool) -> Self {
         self.0.conditions.get_or_insert_default().ready = Some(ready);
         self
     }
 
-    /// Says whether it answers.
+    /// Sets the condition `serving`.
     pub fn serving(mut self, serving: bool) -> Self {
         self.0.conditions.get_or_insert_default().serving = Some(serving);
         self
     }
 
-    /// Says whether it is going away.
+    /// Sets the condition `terminating`.
     pub fn terminating(mut self, terminating: bool) -> Self {
         self.0.conditions.get_or_insert_default().terminating = Some(terminating);
         self
     }
 
-    /// Recommends it to a zone.
+    /// Adds a hint for a zone.
     pub fn for_zone(mut self, zone: &str) -> Self {
         self.0.hints.get_or_insert_default().for_zones.push(Hint { name: zone.to_owned() });
         self
     }
 
-    /// Recommends it to a node.
+    /// Adds a hint for a node.
     pub fn for_node(mut self, node: &str) -> Self {
         self.0.hints.get_or_insert_default().for_nodes.push(Hint { name: node.to_owned() });
         self
     }
+
+    /// The manifest.
+    pub fn build(self) -> manifest::Endpoint {
+        self.0
+    }
 }
 
-/// A Node in the making.
+/// Builds a Node.
 #[derive(Debug, Clone)]
 pub struct NodeBuilder(manifest::Node);
 
@@ -279,7 +293,7 @@ impl NodeBuilder {
         self
     }
 
-    /// Puts it into a zone.
+    /// Sets its zone.
     pub fn zone(mut self, zone: &str) -> Self {
         self.0.metadata.labels.insert(LABEL_ZONE.to_owned(), zone.to_owned());
         self
@@ -295,6 +309,64 @@ impl NodeBuilder {
     pub fn build(self) -> manifest::Node {
         self.0
     }
+}
+
+/// The events that a source sends for an object.
+pub trait ToEvent {
+    /// The event for a new or changed object; a Service or a slice that is not proxied counts as deleted.
+    fn event_with(&self, names: &mut Interner) -> Event;
+
+    /// The event for the deletion of the object.
+    fn deletion(&self) -> Event;
+
+    /// The same as [`ToEvent::event_with`], with names of its own.
+    fn event(&self) -> Event {
+        self.event_with(&mut Interner::default())
+    }
+}
+
+impl ToEvent for manifest::Service {
+    fn event_with(&self, names: &mut Interner) -> Event {
+        Service::from_manifest(self, names).0.map_or_else(|| self.deletion(), Event::ServiceApplied)
+    }
+
+    fn deletion(&self) -> Event {
+        Event::ServiceDeleted(full_name(&self.metadata))
+    }
+}
+
+impl ToEvent for manifest::EndpointSlice {
+    fn event_with(&self, names: &mut Interner) -> Event {
+        EndpointSlice::from_manifest(self, names).0.map_or_else(|| self.deletion(), Event::SliceApplied)
+    }
+
+    fn deletion(&self) -> Event {
+        Event::SliceDeleted(full_name(&self.metadata))
+    }
+}
+
+impl ToEvent for manifest::Node {
+    fn event_with(&self, _: &mut Interner) -> Event {
+        Event::NodeApplied(Node::from_manifest(self).0)
+    }
+
+    fn deletion(&self) -> Event {
+        Event::NodeDeleted(Name::from(self.metadata.name.as_str()))
+    }
+}
+
+impl ToEvent for manifest::ServiceCidr {
+    fn event_with(&self, _: &mut Interner) -> Event {
+        Event::ServiceCidrApplied(ServiceCidr::from_manifest(self).0)
+    }
+
+    fn deletion(&self) -> Event {
+        Event::ServiceCidrDeleted(Name::from(self.metadata.name.as_str()))
+    }
+}
+
+fn full_name(metadata: &Metadata) -> NamespacedName {
+    NamespacedName::new(&metadata.namespace, &metadata.name)
 }
 
 fn metadata(name: &str, namespace: &str) -> Metadata {
