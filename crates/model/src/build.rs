@@ -182,12 +182,6 @@ impl PortBuilder {
         self.protocol("UDP")
     }
 
-    /// Sets the protocol: `TCP`, `UDP` or `SCTP`.
-    pub fn protocol(mut self, protocol: &'static str) -> Self {
-        self.protocol = protocol;
-        self
-    }
-
     /// Makes it SCTP.
     pub fn sctp(mut self) -> Self {
         self.protocol = "SCTP";
