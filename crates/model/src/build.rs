@@ -149,7 +149,7 @@ impl ServiceBuilder {
         self
     }
 
-    /// The manifest.
+    /// Returns the manifest that was built.
     pub fn build(self) -> manifest::Service {
         self.0
     }
@@ -222,7 +222,7 @@ impl SliceBuilder {
         self
     }
 
-    /// The manifest.
+    /// Returns the manifest that was built.
     pub fn build(self) -> manifest::EndpointSlice {
         self.0
     }
@@ -299,7 +299,7 @@ impl NodeBuilder {
         self
     }
 
-    /// The manifest.
+    /// Returns the manifest that was built.
     pub fn build(self) -> manifest::Node {
         self.0
     }

@@ -393,7 +393,7 @@ pub struct ServiceCidr {
     /// Name, namespace and labels.
     #[prost(message, required, tag = "1")]
     pub metadata: Metadata,
-    /// The ranges.
+    /// Holds nothing but the ranges.
     #[prost(message, required, tag = "2")]
     pub spec: ServiceCidrSpec,
 }

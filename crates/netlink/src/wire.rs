@@ -257,7 +257,7 @@ impl Writer {
 pub struct Message<'a> {
     /// The type: subsystem and command, or one of [`control`].
     pub kind: u16,
-    /// The flags.
+    /// Flags of the netlink header (`NLM_F_*`).
     pub flags: u16,
     /// The request's sequence number; 0 in notifications.
     pub sequence: u32,

@@ -8,7 +8,7 @@ pub struct Profile {
     /// What the values of each sample are.
     #[prost(message, repeated, tag = "1")]
     pub sample_type: Vec<ValueType>,
-    /// The samples.
+    /// One entry for each distinct stack.
     #[prost(message, repeated, tag = "2")]
     pub sample: Vec<Sample>,
     /// The files that code was loaded from.
@@ -17,7 +17,7 @@ pub struct Profile {
     /// The places in code.
     #[prost(message, repeated, tag = "4")]
     pub location: Vec<Location>,
-    /// The functions.
+    /// Functions that locations refer to by id.
     #[prost(message, repeated, tag = "5")]
     pub function: Vec<Function>,
     /// All texts.
@@ -46,10 +46,10 @@ pub struct Profile {
 /// What a value is.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct ValueType {
-    /// Its name.
+    /// Index of the name in the string table.
     #[prost(int64, tag = "1")]
     pub kind: i64,
-    /// Its unit.
+    /// Index of the unit in the string table.
     #[prost(int64, tag = "2")]
     pub unit: i64,
 }
@@ -94,7 +94,7 @@ pub struct Mapping {
     /// Where in the file it begins.
     #[prost(uint64, tag = "4")]
     pub file_offset: u64,
-    /// The file.
+    /// Index of the path in the string table.
     #[prost(int64, tag = "5")]
     pub filename: i64,
     /// The file's build id, as hexadecimal digits.
@@ -123,7 +123,7 @@ pub struct Location {
     /// The mapping it is in, or 0.
     #[prost(uint64, tag = "2")]
     pub mapping_id: u64,
-    /// Its address.
+    /// The program counter.
     #[prost(uint64, tag = "3")]
     pub address: u64,
     /// The functions there; the last one was called, those before it are inlined into it.
@@ -142,7 +142,7 @@ pub struct Line {
     pub line: i64,
 }
 
-/// A function.
+/// A function that appears in stacks.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct Function {
     /// Its number, from 1.

@@ -77,7 +77,7 @@ pub struct Expected {
 /// An endpoint that may answer.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Seen {
-    /// Its address.
+    /// Address and port of the endpoint that answers.
     pub endpoint: SocketAddr,
     /// The host it runs on.
     pub host: String,

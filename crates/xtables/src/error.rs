@@ -9,7 +9,7 @@ pub enum Error {
     /// A program could not be started.
     #[error("cannot start {program}{}", start_hint(source))]
     Start {
-        /// Its path.
+        /// The path that was tried.
         program: String,
         /// The system's reason.
         source: io::Error,
@@ -43,17 +43,17 @@ pub enum Error {
     Locked {
         /// The program and its arguments.
         command: String,
-        /// Its message.
+        /// What the program printed.
         message: String,
     },
     /// `iptables-restore` rejected a line. Its table has not changed; tables before it in the same transaction may have.
     #[error("{program} rejected line {number} (`{text}`): {message}{}", hint(message))]
     Rejected {
-        /// The program.
+        /// The path of `iptables-restore`.
         program: String,
         /// The number of the line; the first is 1.
         number: usize,
-        /// The line.
+        /// The line of the input that was refused.
         text: String,
         /// The program's message.
         message: String,
@@ -65,7 +65,7 @@ pub enum Error {
         command: String,
         /// How it ended.
         status: String,
-        /// Its message.
+        /// What the program printed on standard error.
         message: String,
     },
 }

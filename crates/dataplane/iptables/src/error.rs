@@ -18,7 +18,7 @@ pub enum Error {
         "cannot write {value} to {path}: node ports on loopback addresses need it; run with enough rights and a writable /proc/sys, or set iptables.localhostNodePorts to false"
     )]
     Sysctl {
-        /// The setting.
+        /// The file below `/proc/sys`.
         path: String,
         /// The value it should have.
         value: &'static str,

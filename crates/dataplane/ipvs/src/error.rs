@@ -43,7 +43,7 @@ pub enum Error {
         "the device kube-ipvs0 is of kind {kind:?} instead of dummy: another program created it; remove it with `ip link delete kube-ipvs0`"
     )]
     ForeignDevice {
-        /// Its kind.
+        /// The kind of the existing device; ours is `dummy`.
         kind: String,
     },
     /// A kernel setting could not be written.

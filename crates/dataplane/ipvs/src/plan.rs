@@ -53,7 +53,7 @@ pub struct ServerSettings {
 /// What a plan depends on beside the Service.
 #[derive(Debug, Clone, Copy)]
 pub struct Surroundings<'a> {
-    /// The node.
+    /// Holds the node ports' addresses and the way to identify pod traffic.
     pub node: &'a NodeView,
     /// Addresses of the node that are on another device than ours: no loopback ones, no IPv6 link-local ones.
     pub node_addresses: &'a BTreeSet<IpAddr>,

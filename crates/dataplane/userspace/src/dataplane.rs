@@ -166,7 +166,7 @@ impl Dataplane for Userspace {
     }
 }
 
-/// Removes the rules of a family, whoever made them. Returns whether there were any.
+/// Removes the redirection rules of a family, also those of an earlier process. Returns whether there were any.
 pub fn cleanup(family: Family) -> Result<bool, Error> {
     nftables::cleanup(family).map_err(|source| Error::Cleanup { family, source })
 }

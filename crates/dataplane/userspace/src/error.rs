@@ -16,9 +16,9 @@ pub enum Error {
     /// The rules could not be read.
     #[error("cannot read the redirection rules of {family}")]
     Read {
-        /// The family.
+        /// The IP family of the rules.
         family: Family,
-        /// The cause.
+        /// The kernel's error.
         source: portwarden_netlink::Error,
     },
     /// The rules could not be written; they are as before.
@@ -26,17 +26,17 @@ pub enum Error {
         "the kernel refused the redirection rules of {family}; they are as before, and Portwarden tries again"
     )]
     Commit {
-        /// The family.
+        /// The IP family of the rules.
         family: Family,
-        /// The cause.
+        /// The kernel's error.
         source: portwarden_netlink::Error,
     },
     /// The rules could not be removed.
     #[error("cannot remove the redirection rules of {family}")]
     Cleanup {
-        /// The family.
+        /// The IP family of the rules.
         family: Family,
-        /// The cause.
+        /// The kernel's error.
         source: portwarden_netlink::Error,
     },
     /// Loopback addresses cannot be the target of redirected packets.

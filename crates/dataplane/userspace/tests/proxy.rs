@@ -243,7 +243,7 @@ fn rules_that_another_process_removes_come_back() -> Result<()> {
         echo("10.244.0.10:8080", b'a')?;
         let (mut node, _) = start(|_| {})?;
         node.apply(web("TCP", &["10.244.0.10"]))?;
-        ensure!(node.dataplane.poll(Instant::now()).is_empty(), "nobody else wrote");
+        ensure!(node.dataplane.poll(Instant::now()).is_empty(), "no other process wrote");
         namespace.command("nft").args(["delete", "table", "ip", "portwarden-userspace"]).run()?;
         let found = node.dataplane.poll(Instant::now());
         let tampered = |one: &Notification| matches!(one, Notification::Tampered { family: Family::V4, .. });

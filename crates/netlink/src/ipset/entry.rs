@@ -58,7 +58,7 @@ impl SetType {
 pub struct SetSpec {
     /// Its name, at most 31 bytes.
     pub name: String,
-    /// Its type.
+    /// Decides what an entry consists of.
     pub kind: SetType,
     /// The family of its addresses; of no account in a bitmap of ports.
     pub family: IpFamily,

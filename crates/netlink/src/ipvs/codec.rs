@@ -66,7 +66,7 @@ pub enum Reply {
     Virtual(VirtualServer),
     /// A real server.
     Real(RealServer),
-    /// The timeouts.
+    /// The timeouts of all virtual servers.
     Timeouts(Timeouts),
     /// Version and table size.
     Info(Info),

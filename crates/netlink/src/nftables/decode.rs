@@ -34,11 +34,11 @@ pub enum Change {
 /// What a message of nf_tables is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// A table.
+    /// A table with its flags and handle.
     Table(Listed<Table>),
-    /// A chain.
+    /// A chain with its hook, if it has one, and handle.
     Chain(Listed<Chain>),
-    /// A rule.
+    /// A rule with its expressions and handle.
     Rule(Listed<Rule>),
     /// A set or map.
     Set(Listed<Set>),
@@ -62,14 +62,14 @@ pub struct SetElements {
     pub table: TableId,
     /// The set's name.
     pub set: Name,
-    /// The elements.
+    /// In the kernel's order, which is not sorted.
     pub elements: Vec<Element>,
 }
 
 /// A generation of the ruleset: the kernel counts transactions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Generation {
-    /// Its number.
+    /// Grows by one with each transaction.
     pub id: u32,
     /// The thread whose transaction made it, by its number outside of all pid namespaces. For people: to
     /// recognise one's own changes use [`Event::port`].

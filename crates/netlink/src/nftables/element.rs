@@ -65,7 +65,7 @@ impl Element {
 pub enum Value {
     /// Bytes as they stand in registers.
     Data(Vec<u8>),
-    /// A verdict.
+    /// The value of a verdict map's element.
     Verdict(Verdict),
 }
 
@@ -116,7 +116,7 @@ pub struct ElementParts<'a> {
 pub enum ValueParts<'a> {
     /// Bytes as they stand in registers.
     Data(&'a [u8]),
-    /// A verdict.
+    /// The value of a verdict map's element.
     Verdict(&'a Verdict),
 }
 

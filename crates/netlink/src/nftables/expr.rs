@@ -10,7 +10,7 @@ pub use super::keys::{
     address_type, ct_state, ct_status, fib, nat,
 };
 
-/// A rule.
+/// A rule: expressions that are evaluated in order until one does not match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// The table it belongs to.
@@ -93,7 +93,7 @@ pub enum Expr {
     },
     /// Compares a register with a value.
     Cmp {
-        /// The register.
+        /// The register that is compared.
         source: Register,
         /// How.
         operator: CmpOperator,
@@ -102,7 +102,7 @@ pub enum Expr {
     },
     /// Compares a register with a range.
     Range {
-        /// The register.
+        /// The register that is compared.
         source: Register,
         /// Matches outside the range.
         inverted: bool,
@@ -113,7 +113,7 @@ pub enum Expr {
     },
     /// Computes `(source & mask) ^ xor`. `and`, `or` and `xor` with constants are all of this form.
     Bitwise {
-        /// The operand.
+        /// The register with the operand.
         source: Register,
         /// Where the result goes.
         target: Register,
@@ -215,7 +215,7 @@ pub enum Expr {
     Unknown {
         /// The kernel's name for it.
         name: String,
-        /// Its attributes.
+        /// The undecoded bytes.
         attributes: Vec<u8>,
     },
 }
@@ -233,7 +233,7 @@ pub enum Reject {
     Other {
         /// The kernel's number.
         kind: u32,
-        /// The code.
+        /// The number that the kernel uses.
         code: u8,
     },
 }

@@ -211,9 +211,9 @@ codes! {
 codes! {
     /// Which end of a connection to change.
     NatKind {
-        /// The source.
+        /// Replaces the source address.
         Source = 0 "snat",
-        /// The destination.
+        /// Replaces the destination address.
         Destination = 1 "dnat",
     }
 }

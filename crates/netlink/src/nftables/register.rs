@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub struct Register(u8);
 
 impl Register {
-    /// The verdict.
+    /// The register whose value decides what happens to the packet.
     pub const VERDICT: Self = Self(u8::MAX);
 
     /// The register that starts at the given four-byte word, 0 to 15.

@@ -12,7 +12,7 @@ use std::time::Duration;
 pub struct Set {
     /// The table it belongs to.
     pub table: TableId,
-    /// Its name.
+    /// Unique within the table, among sets and maps.
     pub name: Name,
     /// The fields of its key; several make a concatenation.
     pub key: Vec<DataType>,
@@ -214,7 +214,7 @@ pub enum DataType {
     Ipv6Address,
     /// A transport protocol number.
     Protocol,
-    /// A port.
+    /// A transport port; nft calls it `inet_service`.
     Service,
     /// A packet or connection mark.
     Mark,

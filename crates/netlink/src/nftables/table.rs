@@ -54,7 +54,7 @@ impl fmt::Display for TableId {
     }
 }
 
-/// A table.
+/// A table: the namespace of chains, sets and objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
     /// What identifies it.
@@ -76,12 +76,12 @@ impl Table {
     }
 }
 
-/// A chain.
+/// A chain: rules that are evaluated in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     /// The table it belongs to.
     pub table: TableId,
-    /// Its name.
+    /// Unique within the table.
     pub name: Name,
     /// Where packets enter it; `None` for a chain that is only jumped to.
     pub base: Option<BaseChain>,
@@ -187,7 +187,7 @@ codes! {
 /// An object as the kernel lists it, with the number the kernel gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed<T> {
-    /// The object.
+    /// The listed object itself.
     pub object: T,
     /// The kernel's number for it, unique within its table.
     pub handle: u64,

@@ -45,11 +45,11 @@ pub enum Verb {
 pub enum Object {
     /// A table; flushing it removes the rules of all its chains.
     Table(Table),
-    /// A chain.
+    /// With its hook, if it has one.
     Chain(Chain),
-    /// A rule.
+    /// A rule and its position in the chain.
     Rule {
-        /// The rule.
+        /// With its chain and expressions.
         rule: Rule,
         /// The rule to delete or replace, or the neighbour of the one to add or insert.
         handle: Option<u64>,
@@ -72,7 +72,7 @@ pub enum Object {
 pub struct Counter {
     /// The table it belongs to.
     pub table: TableId,
-    /// Its name.
+    /// Unique within the table, among counters.
     pub name: Name,
     /// Packets so far.
     pub packets: u64,

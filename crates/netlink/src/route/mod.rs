@@ -21,9 +21,9 @@ pub const LOOPBACK: u32 = 1;
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Its number.
+    /// The interface index, unique within the network namespace.
     pub index: u32,
-    /// Its name.
+    /// The interface name, at most 15 bytes.
     pub name: String,
     /// Bits as in [`link_flags`].
     pub flags: u32,
@@ -46,7 +46,7 @@ pub mod link_flags {
 pub struct InterfaceAddress {
     /// Number of the interface.
     pub index: u32,
-    /// The address.
+    /// Without its prefix, which is a field of its own.
     pub address: IpAddr,
     /// Length of its prefix.
     pub prefix_length: u8,
@@ -71,7 +71,7 @@ pub mod scope {
 pub struct NamedAddress {
     /// The interface's name.
     pub interface: String,
-    /// The address.
+    /// The address with its prefix and flags.
     pub address: InterfaceAddress,
 }
 

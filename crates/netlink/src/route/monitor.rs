@@ -46,7 +46,7 @@ pub struct RouteMonitor {
     socket: Socket,
 }
 
-/// A notification.
+/// A change of a link or an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RouteNotice {
     /// Something changed.

@@ -64,9 +64,9 @@ pub type Mac = [u8; 6];
 pub struct VethEnd<'a> {
     /// The namespace that it is in; `None` means that of the socket.
     pub namespace: Option<BorrowedFd<'a>>,
-    /// Its name.
+    /// The interface name of this end.
     pub name: &'a str,
-    /// Its number.
+    /// The interface index that it gets.
     pub index: u32,
     /// Its Ethernet address.
     pub mac: Mac,

@@ -25,7 +25,7 @@ enum Step {
     Complete,
     /// Logging, which is needed to report anything else.
     Logging,
-    /// The rest.
+    /// Checks of values and of their combinations.
     Validate,
 }
 

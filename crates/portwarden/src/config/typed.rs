@@ -15,7 +15,7 @@ use crate::modes::{Mode, Section};
 /// A configuration in which nothing is left to check.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// The dataplane.
+    /// Decides which dataplanes are built.
     pub mode: Mode,
     /// When rules are written.
     pub pacing: Pacing,

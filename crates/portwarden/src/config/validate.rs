@@ -23,7 +23,7 @@ use crate::modes::{Deprecation, Mode};
 /// A validated configuration and what the operator should know about it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoadedConfig {
-    /// The configuration.
+    /// What the process runs on.
     pub config: Config,
     /// Remarks for the log, in order.
     pub notices: Vec<Notice>,

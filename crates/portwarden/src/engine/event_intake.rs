@@ -35,7 +35,7 @@ impl NodeWait {
 /// Whether the first sync may happen.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
-    /// Now.
+    /// The first sync may happen.
     Ready,
     /// Not before something else comes in, or this point in time.
     Wait(Option<Instant>),

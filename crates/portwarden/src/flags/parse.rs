@@ -38,7 +38,7 @@ pub enum FlagError {
     /// No such one-letter flag.
     #[error("unknown shorthand flag: {letter:?} in -{group}")]
     UnknownLetter {
-        /// The letter.
+        /// The letter that is no flag.
         letter: char,
         /// The letters it stood among.
         group: String,
@@ -49,9 +49,9 @@ pub enum FlagError {
     /// The value does not suit the flag.
     #[error("invalid argument {value:?} for {flag:?} flag: {reason}")]
     Value {
-        /// The flag.
+        /// The flag as the operator wrote it.
         flag: String,
-        /// Its value.
+        /// The value as the operator wrote it.
         value: String,
         /// What is wrong with it.
         reason: String,
@@ -59,7 +59,7 @@ pub enum FlagError {
     /// Something that is no flag.
     #[error("{program:?} does not take any arguments, got [{}]", quoted(arguments))]
     Arguments {
-        /// The program.
+        /// The name by which the program was called.
         program: &'static str,
         /// All of them.
         arguments: Vec<String>,

@@ -15,7 +15,7 @@ pub enum RequestError {
     /// There is no connection.
     #[error("cannot reach the API server at {server}: {problem}")]
     Connect {
-        /// Its address.
+        /// Address of the API server, as configured.
         server: String,
         /// What went wrong, and what to check.
         problem: String,
@@ -23,7 +23,7 @@ pub enum RequestError {
     /// The TLS handshake failed.
     #[error("no TLS connection to the API server at {server}: {problem}")]
     Tls {
-        /// Its address.
+        /// Address of the API server, as configured.
         server: String,
         /// What went wrong, and what to check.
         problem: String,
@@ -34,9 +34,9 @@ pub enum RequestError {
     /// No response in time.
     #[error("the API server at {server} did not answer within {} s", after.as_secs())]
     Timeout {
-        /// Its address.
+        /// Address of the API server, as configured.
         server: String,
-        /// The timeout.
+        /// The limit that the request exceeded.
         after: Duration,
     },
     /// The server rejects our credentials.
@@ -44,7 +44,7 @@ pub enum RequestError {
         "the API server at {server} does not accept {identity} (401 Unauthorized); expired or of another cluster?"
     )]
     Unauthorized {
-        /// Its address.
+        /// Address of the API server, as configured.
         server: String,
         /// Describes our credentials.
         identity: String,
@@ -58,7 +58,7 @@ pub enum RequestError {
     /// There is no such resource or object.
     #[error("the API server has no {what} (404 Not Found)")]
     NotFound {
-        /// The path.
+        /// The path that was requested.
         what: String,
     },
     /// The version or page to continue from is too old.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use http::Uri;
 use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 
-/// The variables.
+/// The proxy variables of the process environment.
 #[derive(Debug, Default)]
 pub(crate) struct ProxyEnvironment {
     /// `HTTP_PROXY`, for servers without TLS.

@@ -93,7 +93,7 @@ pub struct ListMeta {
 /// One object of a list.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Item<M> {
-    /// The object.
+    /// One object of a list.
     Object(M),
     /// An object that cannot be decoded; the others of the list are not affected.
     Bad(WireError),
@@ -108,7 +108,7 @@ pub enum WatchEvent<M> {
     Deleted(M),
     /// All changes up to this version were sent.
     Bookmark {
-        /// The version.
+        /// A watch can continue from here.
         resource_version: String,
         /// Whether the initial objects of a streaming list are complete.
         initial_events_end: bool,

@@ -7,12 +7,12 @@ use super::resource::{Resource, Target};
 use super::shared::Behaviour;
 use super::status::Refusal;
 
-/// A user.
+/// A user that the server authenticates by token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
     /// The bearer token.
     pub token: String,
-    /// The name.
+    /// The name that error messages show.
     pub name: String,
     /// What they may do.
     pub rights: Rights,

@@ -135,7 +135,7 @@ pub(super) fn event(media: Media, kind: &str, stored: &Stored) -> Bytes {
     frame(media, kind, &object(media, stored))
 }
 
-/// A bookmark.
+/// A watch event that carries nothing but a version.
 pub(super) fn bookmark_event(media: Media, resource: Resource, version: u64, ends_initial: bool) -> Bytes {
     let (protobuf, json) = bookmark(resource, version, ends_initial);
     let content = match media {

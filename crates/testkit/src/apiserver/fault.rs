@@ -165,11 +165,11 @@ impl fmt::Display for When {
 pub enum Occasion<'a> {
     /// A new connection.
     Connection,
-    /// A request.
+    /// A request arrives, before it is answered.
     Request {
         /// How many came before it, since the schedule began.
         number: usize,
-        /// Its path.
+        /// The path without the query.
         path: &'a str,
         /// Whether it is a watch.
         watch: bool,

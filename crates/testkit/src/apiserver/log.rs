@@ -11,7 +11,7 @@ pub struct Seen {
     pub at: Duration,
     /// The HTTP method.
     pub method: String,
-    /// The path.
+    /// The path without the query.
     pub path: String,
     /// The query, as it was written.
     pub query: String,

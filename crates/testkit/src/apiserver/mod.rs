@@ -130,7 +130,7 @@ struct Running {
     thread: Option<thread::JoinHandle<()>>,
 }
 
-/// A write.
+/// A write that the server accepted.
 #[derive(Debug, Clone, Copy)]
 pub struct Written {
     /// The version that it led to.

@@ -28,7 +28,7 @@ impl Host {
         self.namespace.name()
     }
 
-    /// Its namespace.
+    /// The network namespace that the host is made of.
     pub fn namespace(&self) -> &Namespace {
         &self.namespace
     }

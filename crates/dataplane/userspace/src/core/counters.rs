@@ -70,7 +70,7 @@ pub struct Snapshot {
     pub help: &'static str,
     /// Labels with their values.
     pub labels: Vec<(&'static str, String)>,
-    /// The value.
+    /// A sum since the start for counters, otherwise the current value.
     pub value: u64,
 }
 

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 /// The kernel's number for the state of a listening socket.
 const LISTENING: &str = "0A";
 
-/// Sockets that listen on this address in the network namespace of the calling thread, whoever has them.
+/// Sockets that listen on this address in the network namespace of the calling thread, of any process.
 pub(crate) fn listening(address: SocketAddr) -> usize {
     let path = if address.is_ipv4() { "/proc/thread-self/net/tcp" } else { "/proc/thread-self/net/tcp6" };
     let Ok(file) = File::open(path) else { return 0 };

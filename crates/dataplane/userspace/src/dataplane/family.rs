@@ -105,7 +105,7 @@ impl FamilyState {
         let outcome = loop {
             match self.apply(context, desired, changes, full) {
                 Err(Error::Commit { source, .. }) if !full && Nftables::is_out_of_step(&source) => {
-                    debug!(ipFamily = %self.family, err = %source, "Writing all redirection rules anew");
+                    debug!(ipFamily = %self.family, err = %source, "Writing all redirection rules again");
                     full = true;
                 }
                 outcome => break outcome,

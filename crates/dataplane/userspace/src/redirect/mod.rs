@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 use portwarden_model::{Exposure, Frontend, Protocol, ProxiedPort};
 
-/// Where a connection starts, as the verdicts of a frontend distinguish it. The rules know; a socket could not tell.
+/// Where a connection starts, as the verdicts of a frontend distinguish it. The rules can distinguish it; a socket cannot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Origin {
     /// On this node: processes of the host, and pods.

@@ -28,7 +28,7 @@ pub(super) enum Kind {
     Bits(&'static [(u32, &'static str)]),
     /// As the name of an address kind.
     AddressType,
-    /// A constant.
+    /// A constant in network byte order.
     Literal(Vec<u8>),
     /// The value that a map holds.
     Mapped,
@@ -151,7 +151,7 @@ impl Symbol {
         Self::new(text, Kind::Raw, 1)
     }
 
-    /// A constant.
+    /// A constant in network byte order.
     pub(super) fn literal(bytes: &[u8]) -> Self {
         let words = u8::try_from(bytes.len().div_ceil(4)).unwrap_or(u8::MAX);
         Self::new(value::hexadecimal(bytes), Kind::Literal(bytes.to_vec()), words)

@@ -113,9 +113,9 @@ impl Feature {
 /// What is known about one gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gate {
-    /// Its name.
+    /// As in `--feature-gates`.
     pub name: &'static str,
-    /// Its stage.
+    /// Decides whether the gate can be changed.
     pub stage: Stage,
     /// Whether it is on when nothing is said.
     pub default: bool,

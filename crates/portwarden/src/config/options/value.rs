@@ -17,9 +17,9 @@ pub enum Value {
     Switch(bool),
     /// A whole number.
     Int(i64),
-    /// A number.
+    /// A number with a fraction, such as `clientConnection.qps`.
     Number(f32),
-    /// A duration.
+    /// A duration in Go's notation.
     Duration(GoDuration),
     /// A duration that remembers whether it was written as a bare number of nanoseconds.
     Flush {

@@ -30,7 +30,7 @@ pub enum AccessError {
     /// The kubeconfig cannot be read.
     #[error("cannot use the kubeconfig {path}")]
     Kubeconfig {
-        /// The file.
+        /// The kubeconfig's path.
         path: PathBuf,
         /// What is wrong with it.
         source: kube::config::KubeconfigError,
@@ -38,7 +38,7 @@ pub enum AccessError {
     /// The kubeconfig refers to something that is not in it.
     #[error("the kubeconfig {path} {problem}")]
     KubeconfigContent {
-        /// The file.
+        /// The kubeconfig's path.
         path: PathBuf,
         /// What is missing.
         problem: String,

@@ -17,7 +17,7 @@ pub enum TokenError {
     /// The file cannot be read.
     #[error("cannot read the token in {path}")]
     Read {
-        /// The file.
+        /// The token file's path.
         path: PathBuf,
         /// The error of the system.
         source: io::Error,
@@ -25,7 +25,7 @@ pub enum TokenError {
     /// The file contains no token.
     #[error("{path} contains no token: it is empty or has characters that no token has")]
     Content {
-        /// The file.
+        /// The token file's path.
         path: PathBuf,
     },
 }

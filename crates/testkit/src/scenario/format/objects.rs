@@ -34,13 +34,13 @@ pub struct Objects {
 pub struct ServiceContent {
     /// Its families, the primary one first; those of the scenario by default.
     pub families: Option<Vec<FamilyName>>,
-    /// Its cluster address.
+    /// An IPv4 address also stands for its IPv6 twin.
     #[serde(rename = "clusterIP")]
     pub cluster_ip: String,
-    /// Its type.
+    /// `spec.type`; ClusterIP by default.
     #[serde(default)]
     pub r#type: ServiceType,
-    /// Its ports.
+    /// By default one TCP port, 80 to 8080.
     #[serde(default = "default_ports")]
     pub ports: Vec<PortContent>,
     /// External addresses.
@@ -49,7 +49,7 @@ pub struct ServiceContent {
     /// Addresses of the load balancer.
     #[serde(default)]
     pub ingress: Vec<IngressContent>,
-    /// Who may use them.
+    /// The clients that may use the load-balancer addresses.
     #[serde(default)]
     pub load_balancer_source_ranges: Vec<Range>,
     /// Where external traffic may go.
@@ -58,12 +58,12 @@ pub struct ServiceContent {
     /// Where internal traffic may go.
     #[serde(default)]
     pub internal_traffic_policy: Policy,
-    /// Seconds that a client stays with its endpoint.
+    /// Session affinity: for how many seconds a client keeps its endpoint.
     #[serde(rename = "clientIPAffinity")]
     pub client_ip_affinity: Option<u16>,
-    /// Where load balancers ask for this node's endpoints.
+    /// The port on which load balancers ask for this node's endpoints.
     pub health_check_node_port: Option<u16>,
-    /// Labels.
+    /// Added to the Service's metadata.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
     /// Its endpoints; without this key its slices are left as they are.
@@ -98,13 +98,13 @@ pub enum Policy {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PortContent {
-    /// Its name.
+    /// Matches the name of a slice's port.
     #[serde(default)]
     pub name: String,
-    /// Its protocol.
+    /// TCP by default.
     #[serde(default)]
     pub protocol: ProtocolName,
-    /// Its number.
+    /// The Service's port; in a slice, that of the endpoints.
     pub port: u16,
     /// The number on endpoints; the same by default.
     pub target_port: Option<u16>,
@@ -132,13 +132,13 @@ fn default_ports() -> Vec<PortContent> {
 /// An address of a load balancer: `198.51.100.1`, or `{ ip: 198.51.100.1, ipMode: Proxy }`.
 #[derive(Debug, Clone)]
 pub struct IngressContent {
-    /// The address.
+    /// The load-balancer address.
     pub ip: IpAddr,
     /// How it is used.
     pub ip_mode: Option<String>,
 }
 
-/// A slice.
+/// An EndpointSlice, for Services with more than one.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SliceContent {
@@ -146,9 +146,9 @@ pub struct SliceContent {
     pub service: String,
     /// Its families: one slice is made for each; those of the scenario by default.
     pub families: Option<Vec<FamilyName>>,
-    /// Its ports.
+    /// The ports that every endpoint of the slice has.
     pub ports: Vec<PortContent>,
-    /// Its endpoints.
+    /// Hosts or addresses.
     pub endpoints: Vec<EndpointContent>,
 }
 
@@ -182,7 +182,7 @@ pub struct EndpointFields {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct NodeContent {
-    /// Its zone.
+    /// The zone label; none by default.
     pub zone: Option<String>,
 }
 

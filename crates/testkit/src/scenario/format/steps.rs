@@ -108,7 +108,7 @@ pub struct Connect {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Exchange {
-    /// The connection.
+    /// The name given in `connect`.
     pub over: String,
     /// Who answers; by default the same as at first.
     #[serde(default)]
@@ -140,7 +140,7 @@ fn hundred() -> u32 {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LoadCheck {
-    /// The load.
+    /// The name given in `load`.
     pub name: String,
     /// Who has answered.
     pub answered_by: Names,
@@ -150,7 +150,7 @@ pub struct LoadCheck {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Forget {
-    /// The client.
+    /// The client whose affinity must end.
     pub from: Sender,
     /// Where to.
     pub to: Target,

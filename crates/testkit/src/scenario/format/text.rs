@@ -14,7 +14,7 @@ use crate::probe::Transport;
 /// Who sends: `pod-0`, or with one of its addresses `outside 203.0.113.11`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sender {
-    /// The host.
+    /// A host of the topology.
     pub host: String,
     /// The address it speaks from, if not its usual one.
     pub ip: Option<IpAddr>,

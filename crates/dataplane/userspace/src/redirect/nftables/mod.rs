@@ -76,7 +76,7 @@ impl Recovered {
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Written {
     pub(crate) objects: usize,
-    /// Everything was written anew.
+    /// Everything was rewritten.
     pub(crate) full: bool,
     /// Other processes may have changed something unnoticed.
     pub(crate) missed_notifications: bool,
