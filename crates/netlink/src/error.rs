@@ -174,15 +174,15 @@ pub struct Rejected {
 /// One error answer to a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What the kernel complains about.
-    pub place: Place,
-    /// What it says.
+    /// The part of the transaction that was refused.
+    pub part: FailedPart,
+    /// The kernel's error and its extended acknowledgement.
     pub answer: Answer,
 }
 
 /// The part of a transaction that an error answer is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum FailedPart {
     /// The transaction as a whole, for example a loop of chains or a generation that moved on.
     Whole,
     /// One operation.
@@ -196,7 +196,7 @@ pub enum Place {
     },
 }
 
-impl Place {
+impl FailedPart {
     /// Index of the operation, unless the whole transaction is meant.
     pub fn operation(&self) -> Option<usize> {
         match self {
@@ -225,9 +225,9 @@ impl fmt::Display for Rejected {
 
 impl fmt::Display for Failure {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.place {
-            Place::Whole => write!(formatter, "{}{}", self.answer, hint_for(self.answer.errno)),
-            Place::Operation { description, .. } => write!(formatter, "{description}: {}", self.answer),
+        match &self.part {
+            FailedPart::Whole => write!(formatter, "{}{}", self.answer, hint_for(self.answer.errno)),
+            FailedPart::Operation { description, .. } => write!(formatter, "{description}: {}", self.answer),
         }
     }
 }

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{in_namespace, run};
-use portwarden_netlink::error::Place;
+use portwarden_netlink::error::FailedPart;
 use portwarden_netlink::nftables::{
     Chain, ChainKind, Client, DataType, Elements, Expr, Family, Hook, Image, Register, Rule, Set, SetFlags,
     Table, TableId, Transaction, Verdict,
@@ -133,7 +133,7 @@ fn a_rejected_element_is_named_and_nothing_is_taken() {
         let Error::Rejected(rejected) = &error else { panic!("not rejected: {error}") };
         let [failure] = rejected.failures.as_slice() else { panic!("one failure, not {rejected:?}") };
         assert_eq!(failure.answer.errno, Errno::EEXIST);
-        let Place::Operation { index, element, description } = &failure.place else {
+        let FailedPart::Operation { index, element, description } = &failure.part else {
             panic!("no operation named: {failure:?}")
         };
         assert_eq!((*index, *element), (1, Some(1_777)));

@@ -100,11 +100,11 @@ struct Builder {
     function_numbers: HashMap<String, u64>,
     locations: Vec<Location>,
     /// By address.
-    places: HashMap<u64, Place>,
+    resolved: HashMap<u64, ResolvedAddress>,
 }
 
 #[derive(Clone, Copy)]
-struct Place {
+struct ResolvedAddress {
     location: u64,
     hidden: bool,
 }
@@ -121,7 +121,7 @@ impl Builder {
             functions: Vec::new(),
             function_numbers: HashMap::new(),
             locations: Vec::new(),
-            places: HashMap::new(),
+            resolved: HashMap::new(),
         }
     }
 
@@ -136,10 +136,11 @@ impl Builder {
     }
 
     fn sample(&mut self, stack: &Stack) -> Sample {
-        let places: Vec<Place> = stack.frames.iter().map(|address| self.place(*address)).collect();
+        let resolved: Vec<ResolvedAddress> =
+            stack.frames.iter().map(|address| self.resolve(*address)).collect();
         let hidden =
-            places.iter().take(HIDDEN_WITHIN).rposition(|place| place.hidden).map_or(0, |last| last + 1);
-        let location_id = places.iter().skip(hidden).map(|place| place.location).collect();
+            resolved.iter().take(HIDDEN_WITHIN).rposition(|frame| frame.hidden).map_or(0, |last| last + 1);
+        let location_id = resolved.iter().skip(hidden).map(|frame| frame.location).collect();
         let label = match &stack.thread {
             Some(thread) => vec![Label { key: self.text("thread"), str: self.text(thread) }],
             None => Vec::new(),
@@ -147,9 +148,9 @@ impl Builder {
         Sample { location_id, value: stack.values.clone(), label }
     }
 
-    fn place(&mut self, address: u64) -> Place {
-        if let Some(place) = self.places.get(&address) {
-            return *place;
+    fn resolve(&mut self, address: u64) -> ResolvedAddress {
+        if let Some(known) = self.resolved.get(&address) {
+            return *known;
         }
         let mut symbols = symbols(address);
         if let Some(name) = self.names.remove(&address) {
@@ -167,9 +168,9 @@ impl Builder {
         let mapping_id = self.modules.iter().position(|module| module.range.contains(&address));
         let mapping_id = mapping_id.map_or(0, |index| index as u64 + 1);
         self.locations.push(Location { id: location, mapping_id, address, line });
-        let place = Place { location, hidden };
-        self.places.insert(address, place);
-        place
+        let frame = ResolvedAddress { location, hidden };
+        self.resolved.insert(address, frame);
+        frame
     }
 
     fn line(&mut self, symbol: &Symbol) -> Line {

@@ -232,13 +232,13 @@ fn no_program_outlives_the_dataplane() {
     let mut dataplane = IptablesDataplane::with_programs(vec![programs], &options).unwrap();
     let cluster = recorded_cluster();
     dataplane.sync(cluster.desired(FAMILY), &Changes::everything(), Instant::now()).unwrap_err();
-    let patience = Duration::from_secs(60);
-    let id = wait::until(patience, "the restore to start", || {
+    let limit = Duration::from_secs(60);
+    let id = wait::until(limit, "the restore to start", || {
         fs::read_to_string(&started).ok().filter(|text| text.ends_with('\n'))
     });
     let process = PathBuf::from("/proc").join(id.unwrap().trim());
     drop(dataplane);
-    wait::until(patience, "the restore to end", || (!process.exists()).then_some(())).unwrap();
+    wait::until(limit, "the restore to end", || (!process.exists()).then_some(())).unwrap();
 }
 
 #[test]

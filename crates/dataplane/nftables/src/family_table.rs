@@ -176,13 +176,13 @@ fn is_out_of_step(rejected: &Rejected) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use portwarden_netlink::error::{Answer, Failure, Place};
+    use portwarden_netlink::error::{Answer, FailedPart, Failure};
 
     #[test]
     fn drift_is_repaired_by_a_full_write_and_other_failures_are_not() {
         let rejected = |errno| Rejected {
             failures: vec![Failure {
-                place: Place::Whole,
+                part: FailedPart::Whole,
                 answer: Answer { errno, code: errno as i32, text: None, offset: None },
             }],
         };

@@ -1,7 +1,7 @@
 //! The elements that one transaction changes, and the Service that each belongs to.
 
 use portwarden_model::NamespacedName;
-use portwarden_netlink::error::Place;
+use portwarden_netlink::error::FailedPart;
 use portwarden_netlink::nftables::{ElementParts, Elements, Image, Transaction, ValueParts, Verdict};
 
 use crate::port_elements::PortElement;
@@ -125,8 +125,8 @@ impl Plan {
     }
 
     /// The Service of the element that the kernel refused, if the failure identifies one.
-    pub(crate) fn service_at(&self, place: &Place) -> Option<&NamespacedName> {
-        let Place::Operation { index, element: Some(element), .. } = place else { return None };
+    pub(crate) fn service_at(&self, part: &FailedPart) -> Option<&NamespacedName> {
+        let FailedPart::Operation { index, element: Some(element), .. } = part else { return None };
         let (_, id, adds) = self.operations.iter().find(|(operation, ..)| operation == index)?;
         let changes = &self.changes[*id as usize];
         let owners = if *adds { &changes.add_owners } else { &changes.delete_owners };
@@ -196,13 +196,13 @@ mod tests {
         let (plan, transaction) = planned();
         let service = |index: usize, element: Option<usize>| {
             let description = transaction.operations()[index].describe(element);
-            plan.service_at(&Place::Operation { index, element, description }).map(ToString::to_string)
+            plan.service_at(&FailedPart::Operation { index, element, description }).map(ToString::to_string)
         };
         assert_eq!(service(0, Some(0)).as_deref(), Some("demo/second"));
         assert_eq!(service(1, Some(0)).as_deref(), Some("demo/first"));
         assert_eq!(service(1, Some(1)).as_deref(), Some("demo/second"));
         assert_eq!(service(2, Some(0)), None, "a node address belongs to no Service");
         assert_eq!(service(1, None), None);
-        assert_eq!(plan.service_at(&Place::Whole), None);
+        assert_eq!(plan.service_at(&FailedPart::Whole), None);
     }
 }

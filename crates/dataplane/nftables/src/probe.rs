@@ -49,7 +49,7 @@ pub(crate) fn probe(client: &mut Client, family: Family) -> Result<(), Error> {
 
 /// Whether the kernel refused nothing but the impossible operation at the end.
 fn only_the_last(rejected: &Rejected, transaction: &Transaction) -> bool {
-    rejected.failures.iter().all(|failure| failure.place.operation() == Some(transaction.len() - 1))
+    rejected.failures.iter().all(|failure| failure.part.operation() == Some(transaction.len() - 1))
 }
 
 struct Feature {
@@ -165,7 +165,7 @@ fn features(family: Family) -> Vec<Feature> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use portwarden_netlink::error::{Answer, Failure, Place};
+    use portwarden_netlink::error::{Answer, FailedPart, Failure};
     use portwarden_netlink::{Errno, nftables::Verb};
 
     /// If the last operation could succeed, the probe would leave a table behind.
@@ -202,7 +202,10 @@ mod tests {
         let failure = |index| {
             let answer =
                 Answer { errno: Errno::ENOENT, code: Errno::ENOENT as i32, text: None, offset: None };
-            Failure { place: Place::Operation { index, element: None, description: String::new() }, answer }
+            Failure {
+                part: FailedPart::Operation { index, element: None, description: String::new() },
+                answer,
+            }
         };
         let last = transaction.len() - 1;
         assert!(only_the_last(&Rejected { failures: vec![failure(last)] }, &transaction));

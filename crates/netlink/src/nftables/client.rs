@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::batch::Batch;
 use super::transaction::Transaction;
-use crate::error::{Answer, Error, Failure, Place, Rejected, Result};
+use crate::error::{Answer, Error, FailedPart, Failure, Rejected, Result};
 use crate::socket::{Protocol, Socket, error_answer};
 use crate::wire::{Messages, control};
 
@@ -60,7 +60,10 @@ impl Client {
         let answers = self.read_answers()?;
         let failures: Vec<_> = answers
             .into_iter()
-            .map(|(sequence, answer)| Failure { place: place(transaction, batch, sequence, &answer), answer })
+            .map(|(sequence, answer)| Failure {
+                part: failed_part(transaction, batch, sequence, &answer),
+                answer,
+            })
             .collect();
         if failures.is_empty() { Ok(()) } else { Err(Error::Rejected(Rejected { failures })) }
     }
@@ -97,11 +100,11 @@ impl Client {
     }
 }
 
-fn place(transaction: &Transaction, batch: &Batch, sequence: u32, answer: &Answer) -> Place {
+fn failed_part(transaction: &Transaction, batch: &Batch, sequence: u32, answer: &Answer) -> FailedPart {
     let origin = batch.origin(sequence, answer.offset);
     match origin.and_then(|origin| Some((origin, transaction.operations().get(origin.operation)?))) {
-        None => Place::Whole,
-        Some((origin, operation)) => Place::Operation {
+        None => FailedPart::Whole,
+        Some((origin, operation)) => FailedPart::Operation {
             index: origin.operation,
             element: origin.element,
             description: operation.describe(origin.element),
@@ -122,8 +125,8 @@ mod tests {
         transaction.add(Table::new(&TableId::new(Family::Ip, "t")));
         let batch = Batch::encode(&transaction).unwrap();
         let answer = Answer::from_code(-(Errno::EINVAL as i32));
-        assert_eq!(place(&transaction, &batch, 1, &answer), Place::Whole);
-        assert_eq!(place(&transaction, &batch, 2, &answer).operation(), Some(0));
-        assert_eq!(place(&transaction, &batch, 9, &answer), Place::Whole);
+        assert_eq!(failed_part(&transaction, &batch, 1, &answer), FailedPart::Whole);
+        assert_eq!(failed_part(&transaction, &batch, 2, &answer).operation(), Some(0));
+        assert_eq!(failed_part(&transaction, &batch, 9, &answer), FailedPart::Whole);
     }
 }

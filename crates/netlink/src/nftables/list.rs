@@ -199,11 +199,11 @@ impl Client {
         build: impl Fn(&mut Writer, u16, u32),
         on_message: impl Fn(&mut Vec<T>, &Message<'_>) -> Result<(), Malformed>,
     ) -> Result<Vec<T>> {
-        let mut before = self.settled_generation(request)?;
+        let mut before = self.stable_generation(request)?;
         for _ in 0..DUMP_ATTEMPTS {
             let mut found = Vec::new();
             let consistency = self.socket.dump(request, &build, |message| on_message(&mut found, message))?;
-            let after = self.settled_generation(request)?;
+            let after = self.stable_generation(request)?;
             if consistency == Consistency::Complete && before == after {
                 return Ok(found);
             }
@@ -217,7 +217,7 @@ impl Client {
     /// A transaction puts its new elements into the hash tables before it raises the generation, and takes the old ones out
     /// after it did. A dump counts how many elements it has passed, so both shift what it skips. An empty batch
     /// changes nothing and waits until the one under way is done.
-    fn settled_generation(&mut self, request: &'static str) -> Result<u32> {
+    fn stable_generation(&mut self, request: &'static str) -> Result<u32> {
         self.socket.send(request, Batch::encode(&Transaction::new())?.bytes())?;
         Ok(self.generation()?.id)
     }

@@ -36,7 +36,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>, N: for<'a> FormatFields<'a> + 'stat
 /// The parts of an event.
 struct Line {
     level: Level,
-    place: String,
+    location: String,
     plain: bool,
     fields: Fields,
 }
@@ -55,7 +55,7 @@ impl Line {
         event.record(&mut fields);
         Line {
             level: *metadata.level(),
-            place: format!("{}:{}", short(file), metadata.line().unwrap_or(0)),
+            location: format!("{}:{}", short(file), metadata.line().unwrap_or(0)),
             plain: metadata.target() == PLAIN,
             fields,
         }
@@ -67,7 +67,7 @@ impl Line {
             Level::WARN => 'W',
             _ => 'I',
         };
-        write!(out, "{letter}{} {process:>7} {}] ", klog_time(now), self.place)?;
+        write!(out, "{letter}{} {process:>7} {}] ", klog_time(now), self.location)?;
         if self.plain {
             write!(out, "{}", self.fields.message)?;
         } else {
@@ -95,7 +95,7 @@ impl Line {
         write!(
             out,
             "{{\"ts\":{milliseconds:.4},\"caller\":{},\"msg\":{}",
-            string(&self.place),
+            string(&self.location),
             string(&self.fields.message)
         )?;
         match self.level {
@@ -178,7 +178,7 @@ mod tests {
         ];
         Line {
             level: Level::ERROR,
-            place: "lane.rs:7".to_owned(),
+            location: "pacer.rs:7".to_owned(),
             plain: false,
             fields: Fields { message: "Sync failed".to_owned(), others },
         }
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn places_are_short() {
-        assert_eq!(short("crates/portwarden/src/engine/lane.rs"), "lane.rs");
+        assert_eq!(short("crates/portwarden/src/engine/repair.rs"), "repair.rs");
         assert_eq!(short("crates/portwarden/src/engine/mod.rs"), "engine/mod.rs");
         assert_eq!(short("main.rs"), "main.rs");
     }
@@ -196,13 +196,13 @@ mod tests {
         let mut out = String::new();
         let at = Timestamp::parse("2026-03-04T05:06:07.000089Z").expect("a time");
         line().write_text(Writer::new(&mut out), at, 42).expect("writes");
-        let wanted = "E0304 05:06:07.000089      42 lane.rs:7] \"Sync failed\" count=3 err=\"a \\\"b\\\"\" trace=<\n\tone\n\ttwo\n >\n";
+        let wanted = "E0304 05:06:07.000089      42 pacer.rs:7] \"Sync failed\" count=3 err=\"a \\\"b\\\"\" trace=<\n\tone\n\ttwo\n >\n";
         assert_eq!(out, wanted);
         let fields = Fields { message: "FLAG: --v=\"2\"".to_owned(), others: Vec::new() };
         let flag = Line { level: Level::INFO, plain: true, fields, ..line() };
         let mut out = String::new();
         flag.write_text(Writer::new(&mut out), at, 42).expect("writes");
-        assert_eq!(out, "I0304 05:06:07.000089      42 lane.rs:7] FLAG: --v=\"2\"\n");
+        assert_eq!(out, "I0304 05:06:07.000089      42 pacer.rs:7] FLAG: --v=\"2\"\n");
     }
 
     #[test]

@@ -105,7 +105,7 @@ fn commit(build: impl Fn(&TableId) -> Filled, tried: &mut Tried) -> Result<()> {
     transaction.add(Table::new(&table));
     transaction.add(&set);
     transaction.add_elements(&set, elements);
-    let before = measure::settled_kernel_memory()?;
+    let before = measure::stable_kernel_memory()?;
     let (spent, ()) = measure::spend(|| Ok(client.commit(&transaction)?))?;
     tried.memory.push(measure::kernel_memory()?.saturating_sub(before));
     tried.cpu.push(spent.cpu);

@@ -42,67 +42,67 @@ const SAMPLE: usize = 10 * BATCH;
 const WARM_UP: usize = 20;
 
 pub(crate) fn run(effort: Effort, report: &mut Report) -> Result<()> {
-    let mut lanes = vec![Lane::direct()?];
+    let mut setups = vec![Setup::direct()?];
     for services in SERVICES {
         let shape = Shape::new(services, ENDPOINTS);
         report.begin(&format!("connections: loading {services} services"));
-        lanes.push(Lane::ours(shape)?);
+        setups.push(Setup::ours(shape)?);
         if services <= effort.choose(5_000, usize::MAX) {
-            lanes.push(Lane::kube_proxy(shape, effort, report)?);
+            setups.push(Setup::kube_proxy(shape, effort, report)?);
         }
     }
     let [smallest, .., largest] = SERVICES;
-    let again = Lane::kube_proxy(Shape::new(smallest, ENDPOINTS), effort, report)?;
-    lanes.push(Lane { kind: Kind::KubeProxyAgain, ..again });
-    lanes.push(Lane::without_comments(Shape::new(largest, ENDPOINTS))?);
-    lanes.push(Lane::beside_services(Shape::new(largest, ENDPOINTS))?);
+    let again = Setup::kube_proxy(Shape::new(smallest, ENDPOINTS), effort, report)?;
+    setups.push(Setup { kind: Kind::KubeProxyAgain, ..again });
+    setups.push(Setup::without_comments(Shape::new(largest, ENDPOINTS))?);
+    setups.push(Setup::beside_services(Shape::new(largest, ENDPOINTS))?);
     let rounds = effort.choose(100, 600);
     report.begin(&format!(
         "connections: {} through each of {} tables, in turns",
         rounds * BATCH,
-        lanes.len()
+        setups.len()
     ));
     let mut dice = Dice::new();
-    let mut order: Vec<usize> = (0..lanes.len()).collect();
+    let mut order: Vec<usize> = (0..setups.len()).collect();
     for _ in 0..rounds {
         // The order changes, since each measurement leaves its own data in the caches.
         dice.shuffle(&mut order);
         for &index in &order {
-            lanes[index].run(&mut dice)?;
+            setups[index].run(&mut dice)?;
         }
     }
-    record(&lanes, report);
+    record(&setups, report);
     Ok(())
 }
 
-fn record(lanes: &[Lane], report: &mut Report) {
+fn record(setups: &[Setup], report: &mut Report) {
     for services in SERVICES {
         let subject = format!("{services} services x {ENDPOINTS}");
-        for lane in lanes.iter().filter(|lane| lane.services.is_none_or(|count| count == services)) {
-            let side = match lane.kind {
+        for setup in setups.iter().filter(|setup| setup.services.is_none_or(|count| count == services)) {
+            let side = match setup.kind {
                 Kind::Direct => Side::Direct,
                 Kind::Ours => Side::Ours,
                 Kind::KubeProxy => Side::Baseline,
                 Kind::KubeProxyAgain | Kind::WithoutComments | Kind::BesideServices => continue,
             };
-            lane.record(SECTION, &subject, side, report);
+            setup.record(SECTION, &subject, side, report);
         }
     }
     let [smallest, .., largest] = SERVICES;
     let same = format!("{smallest} services x {ENDPOINTS}");
     let subject = format!("{largest} services x {ENDPOINTS}");
     let beside = format!("no service, beside {largest}");
-    for lane in lanes {
-        match lane.kind {
-            Kind::KubeProxyAgain => lane.record(NOISE, &same, Side::Ours, report),
-            Kind::KubeProxy if lane.services == Some(smallest) => {
-                lane.record(NOISE, &same, Side::Baseline, report);
+    for setup in setups {
+        match setup.kind {
+            Kind::KubeProxyAgain => setup.record(NOISE, &same, Side::Ours, report),
+            Kind::KubeProxy if setup.services == Some(smallest) => {
+                setup.record(NOISE, &same, Side::Baseline, report);
             }
-            Kind::Direct => lane.record(SECTION, &beside, Side::Direct, report),
-            Kind::BesideServices => lane.record(SECTION, &beside, Side::Ours, report),
-            _ if lane.services != Some(largest) => {}
-            Kind::Ours => lane.record(COMMENTS, &subject, Side::Ours, report),
-            Kind::WithoutComments => lane.record(COMMENTS, &subject, Side::Baseline, report),
+            Kind::Direct => setup.record(SECTION, &beside, Side::Direct, report),
+            Kind::BesideServices => setup.record(SECTION, &beside, Side::Ours, report),
+            _ if setup.services != Some(largest) => {}
+            Kind::Ours => setup.record(COMMENTS, &subject, Side::Ours, report),
+            Kind::WithoutComments => setup.record(COMMENTS, &subject, Side::Baseline, report),
             Kind::KubeProxy => {}
         }
     }
@@ -122,7 +122,7 @@ enum Kind {
 
 /// A node with pods and one table.
 #[derive(Debug)]
-struct Lane {
+struct Setup {
     kind: Kind,
     services: Option<usize>,
     topology: Topology,
@@ -137,22 +137,22 @@ struct Lane {
     busy: Times,
 }
 
-impl Lane {
-    fn direct() -> Result<Lane> {
+impl Setup {
+    fn direct() -> Result<Setup> {
         let (topology, _) = build()?;
         let targets = topology.pods()[1..].iter().map(direct_target).collect();
-        Lane::new(Kind::Direct, None, topology, targets)
+        Setup::new(Kind::Direct, None, topology, targets)
     }
 
-    fn ours(shape: Shape) -> Result<Lane> {
-        Lane::with_services(Kind::Ours, shape, |topology, workload| {
+    fn ours(shape: Shape) -> Result<Setup> {
+        Setup::with_services(Kind::Ours, shape, |topology, workload| {
             LoadedNode::load_into(topology.node().namespace(), workload).map(drop)
         })
     }
 
     /// The largest one is also where the baseline of updates is measured: loading it twice would take minutes.
-    fn kube_proxy(shape: Shape, effort: Effort, report: &mut Report) -> Result<Lane> {
-        Lane::with_services(Kind::KubeProxy, shape, |topology, workload| {
+    fn kube_proxy(shape: Shape, effort: Effort, report: &mut Report) -> Result<Setup> {
+        Setup::with_services(Kind::KubeProxy, shape, |topology, workload| {
             let kube_proxy = KubeProxy::new(topology.node().namespace(), workload);
             if crate::SHAPES.contains(&shape) {
                 updates::baseline(effort, &kube_proxy, workload, report)
@@ -162,30 +162,30 @@ impl Lane {
         })
     }
 
-    fn without_comments(shape: Shape) -> Result<Lane> {
-        Lane::with_services(Kind::WithoutComments, shape, |topology, workload| {
+    fn without_comments(shape: Shape) -> Result<Setup> {
+        Setup::with_services(Kind::WithoutComments, shape, |topology, workload| {
             LoadedNode::load_into(topology.node().namespace(), workload)?;
             let _inside = topology.node().namespace().enter()?;
             remove_comments()
         })
     }
 
-    fn beside_services(shape: Shape) -> Result<Lane> {
-        let mut lane = Lane { kind: Kind::BesideServices, ..Lane::ours(shape)? };
-        lane.targets = lane.topology.pods()[1..].iter().map(direct_target).collect();
-        Ok(lane)
+    fn beside_services(shape: Shape) -> Result<Setup> {
+        let mut setup = Setup { kind: Kind::BesideServices, ..Setup::ours(shape)? };
+        setup.targets = setup.topology.pods()[1..].iter().map(direct_target).collect();
+        Ok(setup)
     }
 
     fn with_services(
         kind: Kind,
         shape: Shape,
         load: impl FnOnce(&Topology, &Workload) -> Result<()>,
-    ) -> Result<Lane> {
+    ) -> Result<Setup> {
         let (topology, pods) = build()?;
         let workload = Workload { shape, family: Family::V4, pods };
         load(&topology, &workload)?;
         let targets = (0..shape.services).map(|n| SocketAddr::new(workload.address(n), SERVICE_PORT));
-        Lane::new(kind, Some(shape.services), topology, targets.collect())
+        Setup::new(kind, Some(shape.services), topology, targets.collect())
     }
 
     fn new(
@@ -193,7 +193,7 @@ impl Lane {
         services: Option<usize>,
         topology: Topology,
         targets: Vec<SocketAddr>,
-    ) -> Result<Lane> {
+    ) -> Result<Setup> {
         {
             // Otherwise the closed connections of all rounds would stay in the table for ten seconds.
             let _inside = topology.node().namespace().enter()?;
@@ -210,7 +210,7 @@ impl Lane {
         };
         let listeners = topology.pods()[1..].iter().map(listen).collect::<Result<_>>()?;
         let [connects, latest, slow, busy] = std::array::from_fn(|_| Times::default());
-        Ok(Lane { kind, services, topology, listeners, targets, connects, latest, slow, busy })
+        Ok(Setup { kind, services, topology, listeners, targets, connects, latest, slow, busy })
     }
 
     /// One batch of connections.

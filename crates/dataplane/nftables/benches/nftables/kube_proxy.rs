@@ -38,7 +38,7 @@ impl KubeProxy {
         if let Some(first) = texts.first_mut() {
             first.insert_str(0, &self.fixed());
         }
-        let before = measure::settled_kernel_memory()?;
+        let before = measure::stable_kernel_memory()?;
         let (spent, ()) = measure::spend_children(|| texts.into_iter().try_for_each(|text| self.run(text)))?;
         Ok(Load { spent, kernel: measure::kernel_memory()?.saturating_sub(before) })
     }

@@ -103,7 +103,7 @@ pub(crate) fn kernel_memory() -> Result<usize> {
 }
 
 /// The same when the kernel has got rid of what was removed before: it does so at leisure.
-pub(crate) fn settled_kernel_memory() -> Result<usize> {
+pub(crate) fn stable_kernel_memory() -> Result<usize> {
     const NOISE: usize = 1 << 18;
     let (mut last, mut quiet) = (kernel_memory()?, 0);
     for _ in 0..100 {

@@ -58,7 +58,7 @@ const METRICS: [&str; 5] = [RESIDENT, ANONYMOUS, LATER, PEAK, KERNEL];
 pub(crate) fn child(shape: Shape) -> Result<()> {
     const STATUS: &str = "/proc/self/status";
     let workload = Workload::new(shape, Family::V4);
-    let before = measure::settled_kernel_memory()?;
+    let before = measure::stable_kernel_memory()?;
     let (_, mut node) = LoadedNode::load(&workload)?;
     let kernel = measure::kernel_memory()?.saturating_sub(before);
     let (resident, anonymous) = (measure::field(STATUS, "VmRSS:")?, measure::field(STATUS, "RssAnon:")?);

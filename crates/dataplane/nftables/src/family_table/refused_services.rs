@@ -29,7 +29,7 @@ impl FamilyTable {
             WriteError::Unfit(service, reason) => vec![RefusedService { service, reason }],
             WriteError::Rejected(rejected, plan) => {
                 let found = rejected.failures.iter().filter_map(|failure| {
-                    let service = plan.service_at(&failure.place)?.clone();
+                    let service = plan.service_at(&failure.part)?.clone();
                     Some(RefusedService { service, reason: failure.to_string() })
                 });
                 let found: Vec<RefusedService> = found.collect();
@@ -80,7 +80,7 @@ mod tests {
     use crate::samples;
     use portwarden_model::{Changes, Cluster, Family};
     use portwarden_netlink::Errno;
-    use portwarden_netlink::error::{Answer, Failure, Place, Rejected};
+    use portwarden_netlink::error::{Answer, FailedPart, Failure, Rejected};
     use portwarden_testkit::Namespace;
     use portwarden_testkit::build::{endpoint, port, slice};
 
@@ -136,7 +136,7 @@ mod tests {
         let mut monitor = TamperMonitor::open().unwrap();
         let table = FamilyTable::open(Family::V4, Options::default(), &mut monitor).unwrap();
         let answer = Answer { errno: Errno::ENOMEM, code: Errno::ENOMEM as i32, text: None, offset: None };
-        let rejected = Rejected { failures: vec![Failure { place: Place::Whole, answer }] };
+        let rejected = Rejected { failures: vec![Failure { part: FailedPart::Whole, answer }] };
         let error = WriteError::Rejected(Box::new(rejected), crate::plan::Plan::new());
         let (mut wanted, mut refused) = (Wanted::new(), Vec::new());
         let outcome = table.exclude(error, &mut wanted, &mut refused).unwrap();
