@@ -32,7 +32,7 @@ pub struct Ipvs {
     families: Vec<Family>,
     kernel: Kernel,
     monitor: RouteMonitor,
-    /// The number of our device; 0 before the first sync.
+    /// The number of our device; 0 if the kernel has to be read before the next write: before the first sync, and after an error.
     device: u32,
     states: PerFamily<Option<FamilyState>>,
 }
@@ -136,6 +136,8 @@ impl Dataplane for Ipvs {
             Ok(()) => Ok(report),
             Err(error) => {
                 report.full = false;
+                // A set or the device may be gone, which only a look at everything repairs.
+                self.device = 0;
                 if matches!(error, Error::Rules { .. }) {
                     report.counts.push(Count::one("sync_proxy_rules_iptables_restore_failures_total"));
                 }

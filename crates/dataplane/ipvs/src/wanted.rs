@@ -266,3 +266,6 @@ impl Servers {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

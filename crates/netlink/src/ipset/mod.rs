@@ -117,7 +117,7 @@ impl Sets {
         Ok(found.unwrap_or(0))
     }
 
-    /// Creates a set; one that exists with the same parameters stays as it is.
+    /// Creates a set; one that exists with the same parameters stays.
     pub fn create(&mut self, set: &SetSpec) -> Result<()> {
         let revision = self.revision(set.kind, set.family)?;
         let answer = self.socket.request(

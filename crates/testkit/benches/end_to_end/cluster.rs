@@ -44,8 +44,9 @@ impl Cluster {
     /// All objects.
     pub(crate) fn objects(&self) -> impl Iterator<Item = Object> {
         let services = (0..self.size.services).map(|number| {
-            let ip = Ipv4Addr::from(FIRST_SERVICE + number);
-            Object::from(service(&service_name(number)).cluster_ip(ip).port(port(80).name("http")))
+            Object::from(
+                service(&service_name(number)).cluster_ip(service_ip(number)).port(port(80).name("http")),
+            )
         });
         services.chain(self.slices.iter().cloned().map(Object::Slice))
     }
@@ -110,6 +111,11 @@ fn first_slice(number: u32, endpoints: u32) -> EndpointSlice {
         built.endpoint(endpoint(Ipv4Addr::from(first + index)).on(&node).ready(true).serving(true))
     });
     built.build()
+}
+
+/// The cluster IP of a Service.
+pub(crate) fn service_ip(number: u32) -> Ipv4Addr {
+    Ipv4Addr::from(FIRST_SERVICE + number)
 }
 
 /// The name of a Service; all are in the same namespace.

@@ -1,6 +1,7 @@
 //! From the API server's write to the kernel, with the release binary in a namespace; and a report on it.
 //!
 //!     cargo bench -p portwarden-testkit --bench end_to_end -- run [quick]     measures, writes target/bench/report.json
+//!     scripts/uml BINARY ipvs [quick]                                         mode ipvs in user-mode Linux, added to report.json
 //!     cargo bench -p portwarden-testkit --bench end_to_end -- report          report.md and plots from report.json
 //!     cargo bench -p portwarden-testkit --bench end_to_end -- readme          README.md's part on performance from report.json
 //!
@@ -12,9 +13,11 @@
 //! | `subject.rs` | the programs |
 //! | `kernel.rs` | notifications and rules of the kernel |
 //! | `measure.rs` | the measurements |
+//! | `ipvs.rs` | those of mode ipvs |
 //! | `result.rs`, `report.rs`, `plot.rs`, `readme.rs` | what came out |
 
 mod cluster;
+mod ipvs;
 mod kernel;
 mod measure;
 mod plot;
@@ -45,9 +48,11 @@ fn main() -> Result<()> {
     match words.as_slice() {
         [] | ["run"] | ["run", "full"] => run(false),
         ["run", "quick"] => run(true),
+        ["ipvs"] | ["ipvs", "full"] => run_ipvs(false),
+        ["ipvs", "quick"] => run_ipvs(true),
         ["report"] => report::write(&load()?, &folder()),
         ["readme"] => readme::write(&load()?, Path::new("README.md")),
-        _ => bail!("run, run quick, report or readme; not {}", words.join(" ")),
+        _ => bail!("run, run quick, ipvs, ipvs quick, report or readme; not {}", words.join(" ")),
     }
 }
 
@@ -79,6 +84,54 @@ fn run(quick: bool) -> Result<()> {
     std::fs::create_dir_all(folder())?;
     std::fs::write(folder().join("report.json"), serde_json::to_string_pretty(&report)?)?;
     println!("== {:.0} s: measured", began.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Mode ipvs on the kernel that this runs on. The runs are added to those of the other modes, if there are any.
+fn run_ipvs(quick: bool) -> Result<()> {
+    let began = Instant::now();
+    let ours = Subject::portwarden()?;
+    let reference = Subject::reference()?;
+    let mut runs: Vec<Run> = Vec::new();
+    for size in if quick { vec![SMALL] } else { vec![SMALL, LARGE] } {
+        for subject in [Some(&ours), reference.as_ref()].into_iter().flatten() {
+            println!(
+                "== {:.0} s: {}, ipvs, {} services x {} endpoints",
+                began.elapsed().as_secs_f64(),
+                subject.name,
+                size.services,
+                size.endpoints
+            );
+            let (changes, pause) = if subject.ours { (200, 20) } else { (20, 1100) };
+            let plan = Plan {
+                starts: 1,
+                changes: if quick { changes / 4 } else { changes },
+                pause: Duration::from_millis(pause),
+                churn_rates: Vec::new(),
+                churn_seconds: 0,
+                timeout: Duration::from_secs(600),
+            };
+            runs.push(
+                ipvs::measure(subject, size, &plan)
+                    .with_context(|| format!("{} in mode ipvs", subject.name))?,
+            );
+        }
+    }
+    let machine = report::machine()?;
+    runs.iter_mut()
+        .for_each(|run| run.notes.push(format!("on one processor of user-mode Linux {}", machine.kernel)));
+    let mut report = load().unwrap_or_else(|_| Report {
+        date: String::new(),
+        kind: if quick { "quick" } else { "full" }.to_owned(),
+        machine,
+        versions: vec![format!("{}: {}", ours.name, ours.version)],
+        runs: Vec::new(),
+    });
+    report.date = report::today()?;
+    report.runs.retain(|run| run.mode != "ipvs");
+    report.runs.extend(runs);
+    std::fs::create_dir_all(folder())?;
+    std::fs::write(folder().join("report.json"), serde_json::to_string_pretty(&report)?)?;
     Ok(())
 }
 

@@ -89,18 +89,18 @@ pub(crate) fn measure(subject: &Subject, mode: &str, size: Size, plan: &Plan) ->
 }
 
 /// A node, an API server, and the cluster in it.
-struct Stage {
-    topology: Topology,
-    server: ApiServer,
-    cluster: Cluster,
-    kubeconfig: PathBuf,
-    folder: TempDir,
+pub(crate) struct Stage {
+    pub(crate) topology: Topology,
+    pub(crate) server: ApiServer,
+    pub(crate) cluster: Cluster,
+    pub(crate) kubeconfig: PathBuf,
+    pub(crate) folder: TempDir,
     /// Services are changed in an order that has nothing to do with their names.
     next: u32,
 }
 
 impl Stage {
-    fn new(size: Size) -> Result<Stage> {
+    pub(crate) fn new(size: Size) -> Result<Stage> {
         let topology = Topology::builder().pods(1).build()?;
         topology.pod(0).serve(Transport::Tcp, 8080)?;
         let server = {
@@ -150,8 +150,18 @@ impl Stage {
         }
     }
 
+    /// How many Services there are beside those of the cluster.
+    pub(crate) fn sentinels(&self) -> usize {
+        SENTINELS.len()
+    }
+
     /// Waits until connections to both sentinels are answered.
-    fn await_sync(&self, running: &mut Running, timeout: Duration, memory: &mut Memory) -> Result<bool> {
+    pub(crate) fn await_sync(
+        &self,
+        running: &mut Running,
+        timeout: Duration,
+        memory: &mut Memory,
+    ) -> Result<bool> {
         let (began, requests) = (Instant::now(), self.server.requests().len());
         let probe = self.topology.node().probe().timeout(Duration::from_millis(5));
         let mut waiting = SENTINELS.map(|(_, number)| ([10, 96, 0, number], 80).into()).to_vec();
@@ -306,8 +316,14 @@ impl Stage {
 
     /// Changes some Service.
     fn write(&mut self, listener: &Listener, count: u32) -> (Instant, Vec<Mark>) {
+        let service = self.next_service();
+        self.write_to(listener, service, count)
+    }
+
+    /// The Service that is changed next.
+    pub(crate) fn next_service(&mut self) -> u32 {
         self.next = self.next.wrapping_add(7919);
-        self.write_to(listener, self.next % self.cluster.size.services, count)
+        self.next % self.cluster.size.services
     }
 
     fn write_to(&mut self, listener: &Listener, service: u32, count: u32) -> (Instant, Vec<Mark>) {
@@ -359,11 +375,11 @@ pub(crate) fn print_line(text: &str) {
     println!("   {text}");
 }
 
-fn show(times: Times) -> String {
+pub(crate) fn show(times: Times) -> String {
     format!("p50 {:.2} ms, p99 {:.2} ms, max {:.2} ms", times.p50, times.p99, times.max)
 }
 
-fn show_memory(memory: Memory) -> String {
+pub(crate) fn show_memory(memory: Memory) -> String {
     let megabytes = |bytes: u64| bytes as f64 / 1e6;
     format!(
         "{:.1} MB at start, {:.1} MB synced, {:.1} MB after churn",
