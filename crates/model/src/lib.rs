@@ -6,8 +6,8 @@
 //! ```text
 //! manifest ──> object ──> event ──> cluster ──> desired ──> (a dataplane)
 //! as written   parsed               │  endpoints, endpoint_selection
-//!                                   │  frontend, claims    ├──> changes ──> stale_flows
-//!                                   │  node_view           └──> explain
+//!                                   │  frontend, node_view ├──> changes ──> stale_flows
+//!                                   │  address_conflicts   └──> explain
 //! ```
 //!
 //! # Where is ...?
@@ -31,7 +31,7 @@
 //! | slices merged into endpoints: port names, duplicates, order | `endpoints.rs` |
 //! | which endpoints are used: ready, terminating, local, topology hints | `endpoint_selection.rs` |
 //! | frontends: verdicts, traffic policies, masquerading | `frontend.rs` |
-//! | several frontends with one address | `claims.rs` |
+//! | several frontends with one address | `address_conflicts.rs` |
 //! | the node's address, how pod traffic is identified | `node_view.rs` |
 //! | `nodePortAddresses`: where node ports answer, also on loopback addresses | `node_port_addresses.rs` |
 //! | node ports that Portwarden's own servers use | `reserved_ports.rs` |
@@ -48,10 +48,10 @@
 //! Unit tests are beside each file. Properties of all clusters and event sequences are in `tests/properties`; benchmarks in
 //! `benches/model.rs`.
 
+mod address_conflicts;
 #[cfg(any(test, feature = "build"))]
 pub mod build;
 mod changes;
-mod claims;
 mod cluster;
 mod dataplane;
 mod desired;

@@ -12,8 +12,8 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use crate::address_conflicts::{Claims, FrontendKey};
 use crate::changes::{Changes, GoneFrontend};
-use crate::claims::{Claims, Key};
 use crate::desired::{Desired, NodeView, ProxiedService};
 use crate::endpoint_selection::DecisionObserver;
 use crate::endpoints::NodeLocation;
@@ -423,7 +423,7 @@ impl State {
             port.frontends
                 .iter()
                 .filter(|frontend| frontend.is_allowed())
-                .map(|frontend| Key { ip: frontend.ip, port: frontend.port, protocol: Protocol::Udp })
+                .map(|frontend| FrontendKey { ip: frontend.ip, port: frontend.port, protocol: Protocol::Udp })
                 .filter(|key| !self.claims.is_claimed(key))
                 .map(|key| GoneFrontend { ip: key.ip, port: key.port, protocol: key.protocol })
         })

@@ -124,7 +124,7 @@ impl Printer {
         self.registers.push((first, symbol));
     }
 
-    /// What a register holds; used once, as nft uses a register again only after loading it anew.
+    /// What a register holds; used once, as nft uses a register again only after loading it again.
     fn take(&mut self, register: Register) -> Symbol {
         let place = self.registers.iter().position(|(start, _)| Some(*start) == register.index());
         match place {

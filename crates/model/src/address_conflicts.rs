@@ -14,7 +14,7 @@ use crate::name::{NamespacedName, Protocol};
 
 /// What can be claimed: an address (none for node ports), a port and a protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Key {
+pub(crate) struct FrontendKey {
     pub(crate) ip: Option<IpAddr>,
     pub(crate) port: u16,
     pub(crate) protocol: Protocol,
@@ -30,9 +30,9 @@ struct Claimant {
 /// The claims of all frontends of one family.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
-    owners: HashMap<Key, Claimant>,
+    owners: HashMap<FrontendKey, Claimant>,
     /// The other claimants of contested addresses.
-    losers: HashMap<Key, BTreeSet<Claimant>>,
+    losers: HashMap<FrontendKey, BTreeSet<Claimant>>,
 }
 
 impl Claims {
@@ -57,11 +57,11 @@ impl Claims {
 
     /// Sets the admission of every frontend: active if it owns its address, shadowed otherwise.
     pub(crate) fn mark(&self, name: &NamespacedName, service: &mut ProxiedService) {
-        let mut taken: HashSet<Key> = HashSet::new();
+        let mut taken: HashSet<FrontendKey> = HashSet::new();
         for port in &mut service.ports {
             let protocol = port.name.protocol;
             for frontend in port.frontends.iter_mut().filter(|frontend| frontend.is_allowed()) {
-                let key = Key { ip: frontend.ip, port: frontend.port, protocol };
+                let key = FrontendKey { ip: frontend.ip, port: frontend.port, protocol };
                 let owned = self
                     .owners
                     .get(&key)
@@ -74,11 +74,11 @@ impl Claims {
     }
 
     /// Whether any frontend has this address and port.
-    pub(crate) fn is_claimed(&self, key: &Key) -> bool {
+    pub(crate) fn is_claimed(&self, key: &FrontendKey) -> bool {
         self.owners.contains_key(key)
     }
 
-    fn claim(&mut self, key: Key, claimant: Claimant, affected: &mut BTreeSet<NamespacedName>) {
+    fn claim(&mut self, key: FrontendKey, claimant: Claimant, affected: &mut BTreeSet<NamespacedName>) {
         let Some(owner) = self.owners.get_mut(&key) else {
             self.owners.insert(key, claimant);
             return;
@@ -92,7 +92,7 @@ impl Claims {
         self.losers.entry(key).or_default().insert(loser);
     }
 
-    fn release(&mut self, key: Key, claimant: &Claimant, affected: &mut BTreeSet<NamespacedName>) {
+    fn release(&mut self, key: FrontendKey, claimant: &Claimant, affected: &mut BTreeSet<NamespacedName>) {
         let losers = self.losers.get_mut(&key);
         if self.owners.get(&key) != Some(claimant) {
             if let Some(losers) = losers {
@@ -119,13 +119,13 @@ impl Claims {
 }
 
 /// A Service's claims, each once, in order.
-fn claims(service: Option<&ProxiedService>) -> Vec<(Key, Exposure)> {
+fn claims(service: Option<&ProxiedService>) -> Vec<(FrontendKey, Exposure)> {
     let ports = service.into_iter().flat_map(|service| service.ports.iter());
-    let mut claims: Vec<(Key, Exposure)> = ports
+    let mut claims: Vec<(FrontendKey, Exposure)> = ports
         .flat_map(|port| {
             let protocol = port.name.protocol;
             let allowed = port.frontends.iter().filter(|frontend| frontend.is_allowed());
-            allowed.map(move |f| (Key { ip: f.ip, port: f.port, protocol }, f.exposure))
+            allowed.map(move |f| (FrontendKey { ip: f.ip, port: f.port, protocol }, f.exposure))
         })
         .collect();
     claims.sort_unstable();
