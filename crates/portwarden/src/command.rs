@@ -67,7 +67,7 @@ fn print(text: &str) {
 }
 
 fn explain(program: Program, flags: &Flags, service: &str) -> ExitCode {
-    let explained = config::load(program, flags, |path| std::fs::read(path))
+    let explained = config::load(program, flags, config::read_file)
         .map_err(anyhow::Error::from)
         .and_then(|loaded| crate::explain::explain(service, &loaded.config, flags::reported_version(None)));
     match explained {
@@ -83,7 +83,7 @@ fn explain(program: Program, flags: &Flags, service: &str) -> ExitCode {
 }
 
 fn execute(program: Program, flags: Flags) -> anyhow::Result<()> {
-    let loaded = config::load(program, &flags, |path| std::fs::read(path));
+    let loaded = config::load(program, &flags, config::read_file);
     let logs = match &loaded {
         Ok(loaded) => Logs::new(&loaded.config.logging),
         // Without a valid configuration, the default log format reports the error.

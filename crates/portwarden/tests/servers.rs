@@ -7,7 +7,7 @@ use std::time::Duration;
 use portwarden::config::options::{VERBOSITY, Value, Values};
 use portwarden::config::{Mode, to_configz};
 use portwarden::flags::{Flags, Program};
-use portwarden::http::{Handler, Limits, Server, ServerOptions, Sockets, bind, serve, text};
+use portwarden::http::{ConnectionLimit, Handler, Limits, Server, ServerOptions, Sockets, bind, serve, text};
 use portwarden::logging::Verbosity;
 use portwarden::metrics::{BuildInfo, Metrics};
 use portwarden::status::{Identity, Pages, Shown};
@@ -27,12 +27,16 @@ fn counter() -> IntCounter {
 }
 
 /// Serves on a free port.
-fn start(limits: Limits, handler: Handler) -> (SocketAddr, IntCounter) {
+fn start(limits: Limits, handler: Handler) -> SocketAddr {
+    start_within(&ConnectionLimit::new(128, counter()), limits, handler)
+}
+
+/// The same, with a limit of connections that other servers may share.
+fn start_within(connections: &ConnectionLimit, limits: Limits, handler: Handler) -> SocketAddr {
     let listener = bind("127.0.0.1:0".parse().expect("an address"), Sockets::OneFamily).expect("binds");
     let address = listener.local_addr().expect("bound");
-    let refused = counter();
-    tokio::spawn(serve(listener, limits, refused.clone(), handler));
-    (address, refused)
+    tokio::spawn(serve(listener, limits, connections.clone(), handler));
+    address
 }
 
 /// Sends bytes and reads until the server closes the connection.
@@ -60,7 +64,7 @@ async fn is_well(address: SocketAddr) -> bool {
 
 #[tokio::test]
 async fn garbage_is_refused_and_harms_no_other_client() {
-    let (address, _) = start(Limits::default(), hello());
+    let address = start(Limits::default(), hello());
     for garbage in [
         &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..],
         b"\r\n\r\n\r\n\r\n\0\0\0\0\r\n\r\n",
@@ -79,7 +83,7 @@ async fn garbage_is_refused_and_harms_no_other_client() {
 
 #[tokio::test]
 async fn heads_are_bounded_in_size_and_number() {
-    let (address, _) = start(Limits::default(), hello());
+    let address = start(Limits::default(), hello());
     let long = format!("X-Long: {}\r\n", "a".repeat(64 << 10));
     assert!(get(address, "/", &long).await.starts_with("HTTP/1.1 431"));
     let many = "X-Many: a\r\n".repeat(100);
@@ -92,7 +96,7 @@ async fn heads_are_bounded_in_size_and_number() {
 
 #[tokio::test]
 async fn an_endless_body_is_not_read() {
-    let (address, _) = start(Limits::default(), hello());
+    let address = start(Limits::default(), hello());
     let head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1000000000000\r\n\r\n";
     let answer = exchange(address, head).await;
     assert!(answer.contains("hello"), "{answer}");
@@ -101,7 +105,7 @@ async fn an_endless_body_is_not_read() {
 #[tokio::test]
 async fn slow_clients_are_disconnected() {
     let limits = Limits { header_time: Duration::from_millis(200), ..Limits::default() };
-    let (address, _) = start(limits, hello());
+    let address = start(limits, hello());
     let mut slow = TcpStream::connect(address).await.expect("connects");
     slow.write_all(b"GET / HT").await.expect("writes");
     let mut rest = Vec::new();
@@ -140,7 +144,7 @@ async fn a_client_that_does_not_read_is_disconnected() {
         let body = bytes::Bytes::from_owner(Held(vec![b'x'; 64 << 20], dropped.clone()));
         Box::pin(async { text(hyper::StatusCode::OK, body) })
     });
-    let (address, _) = start(limits, large);
+    let address = start(limits, large);
     let mut stream = TcpStream::connect(address).await.expect("connects");
     stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("writes");
     stream.readable().await.expect("the answer begins");
@@ -149,8 +153,8 @@ async fn a_client_that_does_not_read_is_disconnected() {
 
 #[tokio::test]
 async fn too_many_clients_push_out_the_oldest_and_never_the_newest() {
-    let limits = Limits { connections: 8, ..Limits::default() };
-    let (address, refused) = start(limits, hello());
+    let refused = counter();
+    let address = start_within(&ConnectionLimit::new(8, refused.clone()), Limits::default(), hello());
     let mut held = Vec::new();
     for _ in 0..100 {
         let mut stream = TcpStream::connect(address).await.expect("connects");
@@ -165,6 +169,23 @@ async fn too_many_clients_push_out_the_oldest_and_never_the_newest() {
     assert!(refused.get() >= 92, "{} refused", refused.get());
 }
 
+/// Twelve health-check ports with many half-open requests each must not use up the descriptors of the process.
+#[tokio::test]
+async fn servers_under_one_limit_share_it() {
+    let refused = counter();
+    let limit = ConnectionLimit::new(16, refused.clone());
+    let addresses: Vec<SocketAddr> =
+        (0..12).map(|_| start_within(&limit, Limits::default(), hello())).collect();
+    let mut held = Vec::new();
+    for address in addresses.iter().cycle().take(120) {
+        let mut stream = TcpStream::connect(address).await.expect("connects");
+        stream.write_all(b"GET / HTTP/1.1\r\n").await.expect("writes");
+        held.push(stream);
+        assert!(is_well(*address).await, "a new client is always answered");
+    }
+    assert!(refused.get() >= 104, "{} refused", refused.get());
+}
+
 #[tokio::test]
 async fn a_port_that_is_taken_is_an_error_or_waited_for() {
     let taken = bind("127.0.0.1:0".parse().expect("an address"), Sockets::DualStack).expect("binds");
@@ -175,7 +196,7 @@ async fn a_port_that_is_taken_is_an_error_or_waited_for() {
         address,
         hard_fail,
         limits: Limits::default(),
-        refused: counter(),
+        connections: ConnectionLimit::new(128, counter()),
         handler: hello(),
     };
     let error = Server::start(options(true)).err().expect("the port is taken");
@@ -216,7 +237,7 @@ fn pages(profiling: bool) -> Pages {
 
 #[tokio::test]
 async fn the_metrics_port_has_the_pages_of_kube_proxy() {
-    let (address, _) = start(Limits::default(), pages(false).handler());
+    let address = start(Limits::default(), pages(false).handler());
     let metrics = get(address, "/metrics", "").await;
     assert!(
         metrics.contains("content-type: text/plain; version=0.0.4; charset=utf-8; escaping=underscores\r\n"),
@@ -259,7 +280,7 @@ async fn the_metrics_port_has_the_pages_of_kube_proxy() {
 
 #[tokio::test]
 async fn metrics_are_compressed_if_the_client_accepts_it() {
-    let (address, _) = start(Limits::default(), pages(false).handler());
+    let address = start(Limits::default(), pages(false).handler());
     let mut stream = TcpStream::connect(address).await.expect("connects");
     let request = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAccept-Encoding: gzip\r\n\r\n";
     stream.write_all(request).await.expect("writes");
@@ -276,7 +297,7 @@ async fn metrics_are_compressed_if_the_client_accepts_it() {
 
 #[tokio::test]
 async fn slis_appear_after_a_health_check_and_can_be_reset() {
-    let (address, _) = start(Limits::default(), pages(false).handler());
+    let address = start(Limits::default(), pages(false).handler());
     assert!(!get(address, "/metrics/slis", "").await.contains("kubernetes_healthcheck"));
     get(address, "/healthz", "").await;
     let slis = get(address, "/metrics/slis", "").await;
@@ -292,7 +313,7 @@ async fn slis_appear_after_a_health_check_and_can_be_reset() {
 
 #[tokio::test]
 async fn flags_and_status_are_text_or_objects() {
-    let (address, _) = start(Limits::default(), pages(false).handler());
+    let address = start(Limits::default(), pages(false).handler());
     let flagz = get(address, "/flagz", "").await;
     assert!(flagz.contains("\nkube-proxy flagz\n") && flagz.contains("\nv=3\n"), "{flagz}");
     let accept = "Accept: application/json;v=v1beta1;g=config.k8s.io;as=Statusz\r\n";
@@ -313,7 +334,7 @@ async fn flags_and_status_are_text_or_objects() {
 #[tokio::test]
 async fn pages_behind_a_gate_go_with_it() {
     let pages = pages(false);
-    let (address, _) = start(Limits::default(), pages.handler());
+    let address = start(Limits::default(), pages.handler());
     let statusz = get(address, "/statusz", "").await;
     assert!(statusz.contains("\nPaths: /configz /flagz /healthz /metrics /proxyMode\n"), "{statusz}");
     pages.show(Shown { mode: "iptables", statusz: true, ..Shown::default() });
@@ -327,7 +348,7 @@ async fn pages_behind_a_gate_go_with_it() {
 
 #[tokio::test]
 async fn the_verbosity_can_be_set_where_profiling_is_on() {
-    let (address, _) = start(Limits::default(), pages(true).handler());
+    let address = start(Limits::default(), pages(true).handler());
     let put = |body: String| async move {
         let length = body.len();
         let head = format!(
@@ -344,7 +365,7 @@ async fn the_verbosity_can_be_set_where_profiling_is_on() {
 
 #[tokio::test]
 async fn with_profiling_on_the_process_describes_itself() {
-    let (address, _) = start(Limits::default(), pages(true).handler());
+    let address = start(Limits::default(), pages(true).handler());
     let moved = get(address, "/debug/pprof", "").await;
     assert!(moved.starts_with("HTTP/1.1 302") && moved.contains("location: /debug/pprof/\r\n"), "{moved}");
     let threads = get(address, "/debug/pprof/threads", "").await;

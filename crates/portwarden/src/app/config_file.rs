@@ -9,8 +9,13 @@ use futures::StreamExt;
 use inotify::{EventStream, Inotify, WatchMask};
 use tracing::warn;
 
+use crate::config::read_file;
+
 /// Editors often write a file in several steps; this much silence means that they are done.
 const QUIET: Duration = Duration::from_millis(100);
+
+/// Other files may be written in the same folder without a pause: then the wait for silence ends after this time.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// The polling interval where inotify does not work (some network and overlay file systems).
 const LOOK: Duration = Duration::from_secs(60);
@@ -29,7 +34,7 @@ impl ConfigFile {
     /// Follows the file as it is now. Without a path there is never a change. Must run inside a runtime.
     pub(super) fn follow(path: Option<&str>) -> Self {
         let path = path.map(PathBuf::from);
-        let content = path.as_ref().and_then(|path| std::fs::read(path).ok());
+        let content = path.as_ref().and_then(|path| read_file(path.to_str()?).ok());
         let mut file = ConfigFile { path, events: None, content };
         file.watch();
         file
@@ -41,8 +46,9 @@ impl ConfigFile {
             let Some(path) = self.path.clone() else { return std::future::pending().await };
             self.wait().await;
             self.watch();
-            // A missing file may reappear in a moment; the last configuration stays in force.
-            if let Ok(content) = std::fs::read(&path)
+            // A missing file may reappear in a moment; the last configuration stays in force. Read on another thread: the file system may hang.
+            let read = move || read_file(path.to_str().unwrap_or_default());
+            if let Ok(Ok(content)) = tokio::task::spawn_blocking(read).await
                 && self.content.as_ref() != Some(&content)
             {
                 self.content = Some(content);
@@ -55,7 +61,10 @@ impl ConfigFile {
     async fn wait(&mut self) {
         let Some(events) = &mut self.events else { return tokio::time::sleep(LOOK).await };
         if tokio::time::timeout(LOOK, events.next()).await.is_ok() {
-            while tokio::time::timeout(QUIET, events.next()).await.is_ok_and(|event| event.is_some()) {}
+            let calm = async {
+                while tokio::time::timeout(QUIET, events.next()).await.is_ok_and(|event| event.is_some()) {}
+            };
+            let _ = tokio::time::timeout(LONGEST_WAIT, calm).await;
         }
     }
 

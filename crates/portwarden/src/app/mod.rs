@@ -40,7 +40,7 @@ use crate::events::Events;
 use crate::flags::{Flags, Program};
 use crate::health::{ServicePorts, ServicePortsContext, SharedHealth};
 use crate::host::{self, FamilySupport, HostAddresses, Kernel};
-use crate::http::BindError;
+use crate::http::{BindError, ConnectionLimit};
 use crate::logging::{Logs, chain};
 use crate::metrics::Metrics;
 use crate::modes;
@@ -50,6 +50,9 @@ pub use signals::{Signal, Signals};
 use config_file::ConfigFile;
 use servers::Servers;
 pub(crate) use source::RunningSource;
+
+/// Open connections of the health-check ports of all Services together.
+const SERVICE_HEALTH_CONNECTIONS: usize = 256;
 
 /// How long the process waits for a running sync when it stops.
 const LAST_SYNC: Duration = Duration::from_secs(5);
@@ -95,6 +98,7 @@ impl App {
         let node = host::node_name(config.hostname_override.as_deref())?;
         let metrics = Metrics::new(&crate::version::build_info(&options.version))?;
         metrics.feature_gates(config.gates.iter().map(|(gate, on)| (gate.name, gate.stage.label(), on)))?;
+        raise_descriptor_limit();
         prepare_host(config)?;
         set_oom_score(config);
         let families = modes::families(config.mode)?;
@@ -225,6 +229,12 @@ pub fn prepare_only(config: &Config) -> anyhow::Result<()> {
         }
     }
     config.mode.entry().operations.prepare_host(config)
+}
+
+fn raise_descriptor_limit() {
+    if let Err(error) = host::raise_descriptor_limit() {
+        warn!(err = %error, "Cannot raise the limit of open files; many Services with health-check ports may not fit");
+    }
 }
 
 fn set_oom_score(config: &Config) {
@@ -383,7 +393,10 @@ fn start_followers(
         health: health.clone(),
         events: events.clone(),
         node: node.to_owned(),
-        refused: metrics.own.refused_connections.with_label_values(&["service health"]),
+        connections: ConnectionLimit::new(
+            SERVICE_HEALTH_CONNECTIONS,
+            metrics.own.refused_connections.with_label_values(&["service health"]),
+        ),
     };
     tasks.spawn(ServicePorts::new(context).follow(receivers.health_checks));
     tasks.spawn(notices::forward(receivers.notices, events.clone()));

@@ -9,7 +9,7 @@ use super::{
     App, RunningSource, check_against_node, log_notice, pacing, prepare_host, remove_leftovers_of_others,
     set_oom_score,
 };
-use crate::config::{self, Config, Part, Plan, reload_plan};
+use crate::config::{self, Config, LoadedConfig, Part, Plan, reload_plan};
 use crate::engine::{Message, Reconfiguration, Replacement};
 use crate::host;
 use crate::logging::chain;
@@ -18,24 +18,23 @@ use crate::modes;
 impl App {
     /// Loads the configuration again. A valid one is applied; an invalid one is reported, and the current one stays in force.
     pub(super) async fn reload(&mut self) {
-        let outcome =
-            match config::load(self.options.program, &self.options.flags, |path| std::fs::read(path)) {
-                Ok(loaded) => {
-                    let known = std::mem::replace(&mut self.options.notices, loaded.notices);
-                    self.options.notices.iter().filter(|notice| !known.contains(notice)).for_each(log_notice);
-                    let plan = reload_plan(&self.options.config, &loaded.config);
-                    for change in &plan.changes {
-                        info!(%change, "The configuration changes");
-                    }
-                    if plan.is_empty() {
-                        info!("The configuration was read again; nothing changed");
-                        self.options.config = loaded.config;
-                        return self.count_reload("unchanged");
-                    }
-                    self.apply(loaded.config, &plan).await
+        let outcome = match self.read_config().await {
+            Ok(loaded) => {
+                let known = std::mem::replace(&mut self.options.notices, loaded.notices);
+                self.options.notices.iter().filter(|notice| !known.contains(notice)).for_each(log_notice);
+                let plan = reload_plan(&self.options.config, &loaded.config);
+                for change in &plan.changes {
+                    info!(%change, "The configuration changes");
                 }
-                Err(error) => Err(error.into()),
-            };
+                if plan.is_empty() {
+                    info!("The configuration was read again; nothing changed");
+                    self.options.config = loaded.config;
+                    return self.count_reload("unchanged");
+                }
+                self.apply(loaded.config, &plan).await
+            }
+            Err(error) => Err(error),
+        };
         match outcome {
             Ok(()) => {
                 info!("The new configuration is in force");
@@ -48,6 +47,16 @@ impl App {
                 self.count_reload("rejected");
             }
         }
+    }
+
+    /// Reads the file on another thread: a file system that hangs must not stop the servers.
+    async fn read_config(&self) -> anyhow::Result<LoadedConfig> {
+        let bytes = match self.options.flags.config_file().map(str::to_owned) {
+            Some(path) => Some(tokio::task::spawn_blocking(move || config::read_file(&path)).await?),
+            None => None,
+        };
+        let read = |_: &str| bytes.unwrap_or_else(|| Ok(Vec::new()));
+        Ok(config::load(self.options.program, &self.options.flags, read)?)
     }
 
     /// Applies what differs. Steps that can fail come first, so that a failure changes nothing.

@@ -7,13 +7,16 @@ use super::StartupOptions;
 use crate::config::gates::Feature;
 use crate::config::{Config, to_configz};
 use crate::health::{self, SharedHealth};
-use crate::http::{BindError, Limits, Server, ServerOptions};
+use crate::http::{BindError, ConnectionLimit, Limits, Server, ServerOptions};
 use crate::logging::Logs;
 use crate::metrics::Metrics;
 use crate::status::{Identity, Pages, Shown};
 
 /// The name of the health server.
 pub(super) const HEALTH: &str = "healthz";
+
+/// Open connections of each of the two.
+const CONNECTIONS: usize = 128;
 
 /// The running servers.
 pub(super) struct Servers {
@@ -90,8 +93,10 @@ impl Servers {
         handler: crate::http::Handler,
     ) -> Result<Server, BindError> {
         let refused = self.metrics.own.refused_connections.with_label_values(&[name]);
+        // A limit of its own: other servers' clients cannot keep this one's out.
+        let connections = ConnectionLimit::new(CONNECTIONS, refused);
         let limits = Limits::default();
-        Server::start(ServerOptions { name, failure, address, hard_fail, limits, refused, handler })
+        Server::start(ServerOptions { name, failure, address, hard_fail, limits, connections, handler })
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The file is read by a function of the caller, so that a reload goes the same way as the start and tests need no disk.
 
-use std::io;
+use std::io::{self, Read};
 
 use super::decode::{DecodeError, decode};
 use super::problems::Problems;
@@ -48,6 +48,23 @@ pub fn load(
         }
     };
     Ok(validate(program, flags, file.as_ref())?)
+}
+
+/// The largest configuration file that is read.
+const LARGEST: u64 = 16 << 20;
+
+/// Reads a configuration file. A pipe in its place would be waited for without end, and a file without end would fill the memory.
+pub fn read_file(path: &str) -> io::Result<Vec<u8>> {
+    let metadata = std::fs::metadata(path)?;
+    if !metadata.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    if metadata.len() > LARGEST {
+        return Err(io::Error::other(format!("it is larger than {} MiB", LARGEST >> 20)));
+    }
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(LARGEST).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -105,5 +122,20 @@ mod tests {
         let flags = given(options::MODE, "x");
         let error = load(Program::KubeProxy, &flags, |_| unreachable!("no file")).unwrap_err();
         assert!(chain(error).starts_with("failed validate: KubeProxyConfiguration.Mode.ProxyMode: "));
+    }
+
+    #[test]
+    fn only_regular_files_of_a_sane_size_are_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name).to_str().expect("a plain path").to_owned();
+        let (pipe, huge, plain) = (path("pipe"), path("huge"), path("plain"));
+        nix::unistd::mkfifo(pipe.as_str(), nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
+        std::fs::File::create(&huge).and_then(|file| file.set_len(3 << 30)).expect("a sparse file");
+        std::fs::write(&plain, "mode: nftables\n").expect("writes");
+        let error = |path: &str| read_file(path).expect_err("refused").to_string();
+        assert_eq!(error(&pipe), "it is not a regular file");
+        assert_eq!(error(folder.path().to_str().expect("a path")), "it is not a regular file");
+        assert_eq!(error(&huge), "it is larger than 16 MiB");
+        assert_eq!(read_file(&plain).expect("reads"), b"mode: nftables\n");
     }
 }

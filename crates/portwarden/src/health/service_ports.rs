@@ -10,7 +10,6 @@ use std::time::Instant;
 use hyper::StatusCode;
 use hyper::header::{HeaderName, HeaderValue};
 use portwarden_model::{Family, HealthCheck, NamespacedName, NodePortAddresses, PerFamily};
-use prometheus::IntCounter;
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -21,7 +20,7 @@ use super::state::SharedHealth;
 use crate::engine::HealthCheckPorts;
 use crate::events::Events;
 use crate::follow::is_due;
-use crate::http::{Answer, Handler, Limits, Sockets, bind, json, serve, with_header};
+use crate::http::{Answer, ConnectionLimit, Handler, Limits, Sockets, bind, json, serve, with_header};
 
 /// What the servers use from the rest of the program.
 #[derive(Clone)]
@@ -32,8 +31,8 @@ pub struct ServicePortsContext {
     pub events: Events,
     /// The name of the Node, for those reports.
     pub node: String,
-    /// Counts connections that were closed to make room.
-    pub refused: IntCounter,
+    /// The limit of open connections over all these ports together: any number of Services must not use up the descriptors.
+    pub connections: ConnectionLimit,
 }
 
 /// The open ports.
@@ -112,9 +111,9 @@ impl ServicePorts {
                 let handler = handler(service, local_endpoints.clone(), self.context.health.clone());
                 let mut servers = JoinSet::new();
                 for listener in listeners {
-                    let (handler, refused) = (handler.clone(), self.context.refused.clone());
+                    let (handler, connections) = (handler.clone(), self.context.connections.clone());
                     servers.spawn(async move {
-                        serve(listener, Limits::default(), refused, handler).await;
+                        serve(listener, Limits::default(), connections, handler).await;
                     });
                 }
                 let port = check.port.get();
@@ -195,7 +194,10 @@ mod tests {
             health: health.clone(),
             events: Events::default(),
             node: "node-a".to_owned(),
-            refused: IntCounter::new("refused", "for this test").expect("a counter"),
+            connections: ConnectionLimit::new(
+                256,
+                prometheus::IntCounter::new("refused", "for this test").expect("a counter"),
+            ),
         };
         (ServicePorts::new(context), health)
     }

@@ -7,5 +7,5 @@ mod sysctl;
 
 pub use addresses::{HostAddressError, HostAddresses};
 pub use families::{FamilySupport, has_ipv6};
-pub use process::{NodeNameError, node_name, set_oom_score};
+pub use process::{NodeNameError, node_name, raise_descriptor_limit, set_oom_score};
 pub use sysctl::{Kernel, SysctlError};

@@ -1,8 +1,10 @@
-//! The name of the node, and the OOM score of this process.
+//! The name of the node, and limits of this process: OOM score and descriptors.
 
 use std::fs;
 use std::io;
 use std::path::Path;
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// Why the name of the Node is unknown.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +28,12 @@ pub fn node_name(given: Option<&str>) -> Result<String, NodeNameError> {
     };
     let name = name.trim().to_lowercase();
     if name.is_empty() { Err(NodeNameError::Empty) } else { Ok(name) }
+}
+
+/// Raises the soft limit of open descriptors to the hard one.
+pub fn raise_descriptor_limit() -> nix::Result<()> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    if soft < hard { setrlimit(Resource::RLIMIT_NOFILE, hard, hard) } else { Ok(()) }
 }
 
 /// Sets how likely the kernel is to kill this process when memory runs out. `root` is the path of `/proc`.

@@ -15,6 +15,9 @@ pub enum Sockets {
     OneFamily,
 }
 
+/// Connections that may wait to be accepted. The kernel's default of 128 fills up when many clients connect at once, and probes are lost.
+const BACKLOG: u32 = 4096;
+
 /// Listens on an address.
 pub fn bind(address: SocketAddr, sockets: Sockets) -> io::Result<TcpListener> {
     if sockets == Sockets::DualStack && address.ip().is_unspecified() {
@@ -39,7 +42,7 @@ fn listen(address: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
     };
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
-    socket.listen(128)
+    socket.listen(BACKLOG)
 }
 
 /// Whether the kernel has no IPv6, or has it switched off.

@@ -10,5 +10,5 @@ mod server;
 
 pub use answer::{Answer, answer, compressible, json, not_found, text, with_header};
 pub use listen::{Sockets, bind};
-pub use serve::{Handler, Limits, Request, serve};
+pub use serve::{ConnectionLimit, Handler, Limits, Request, serve};
 pub use server::{BindError, Server, ServerOptions};

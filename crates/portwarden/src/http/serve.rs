@@ -1,11 +1,11 @@
 //! Serves connections within limits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -24,11 +24,9 @@ pub type Request = hyper::Request<Incoming>;
 /// The function that answers requests.
 pub type Handler = Arc<dyn Fn(Request) -> Pin<Box<dyn Future<Output = Answer> + Send>> + Send + Sync>;
 
-/// Limits for clients.
+/// Limits for each client.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Open connections; a further one closes the oldest.
-    pub connections: usize,
     /// Bytes in the head of a request.
     pub header_bytes: usize,
     /// Header lines in a request.
@@ -44,7 +42,6 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Limits {
-            connections: 128,
             header_bytes: 16 * 1024,
             headers: 64,
             header_time: Duration::from_secs(30),
@@ -58,30 +55,71 @@ impl Default for Limits {
 pub async fn serve(
     listener: TcpListener,
     limits: Limits,
-    refused: IntCounter,
+    connections: ConnectionLimit,
     handler: Handler,
 ) -> Infallible {
-    let open = Open::default();
+    let ConnectionLimit { limit, refused, open: all } = connections;
+    let open = Open { all, own: Arc::default() };
+    let mut failures = AcceptFailures::default();
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                if open.make_room(limits.connections) {
+                if open.make_room(limit) {
                     refused.inc();
                 }
                 open.spawn(connection(stream, limits, handler.clone()));
             }
             Err(error) => {
+                failures.log(&error, Instant::now());
                 // Out of descriptors or memory: only time can help.
-                warn!(%error, "Cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
     }
 }
 
-/// The open connections, oldest first. Dropping it closes them all.
-#[derive(Default)]
-struct Open(Arc<Mutex<Connections>>);
+/// A limit for the open connections of one or several servers together; a further connection closes the oldest.
+#[derive(Clone)]
+pub struct ConnectionLimit {
+    limit: usize,
+    /// Counts connections that were closed to make room.
+    refused: IntCounter,
+    open: Arc<Mutex<Connections>>,
+}
+
+impl ConnectionLimit {
+    /// No connection is open yet.
+    pub fn new(limit: usize, refused: IntCounter) -> Self {
+        ConnectionLimit { limit, refused, open: Arc::default() }
+    }
+}
+
+/// Failures to accept come by the thousands when descriptors run out. One line a minute is enough.
+#[derive(Debug, Default)]
+struct AcceptFailures {
+    logged: Option<Instant>,
+    since: u64,
+}
+
+impl AcceptFailures {
+    const INTERVAL: Duration = Duration::from_secs(60);
+
+    fn log(&mut self, error: &std::io::Error, now: Instant) {
+        self.since += 1;
+        if self.logged.is_none_or(|at| now.saturating_duration_since(at) >= Self::INTERVAL) {
+            let failures = std::mem::take(&mut self.since);
+            warn!(%error, failures, "Cannot accept connections; Portwarden tries again. Check the limit of open files");
+            self.logged = Some(now);
+        }
+    }
+}
+
+/// The open connections of one server. Dropping it closes them.
+struct Open {
+    /// Those of all servers under the same limit, oldest first.
+    all: Arc<Mutex<Connections>>,
+    own: Arc<Mutex<BTreeSet<u64>>>,
+}
 
 #[derive(Default)]
 struct Connections {
@@ -92,7 +130,7 @@ struct Connections {
 impl Open {
     /// Closes the oldest connections until there is room for one more. Returns whether that was needed.
     fn make_room(&self, limit: usize) -> bool {
-        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let full = open.tasks.len() >= limit;
         while open.tasks.len() >= limit.max(1) {
             if let Some((_, task)) = open.tasks.pop_first() {
@@ -103,24 +141,32 @@ impl Open {
     }
 
     fn spawn(&self, connection: impl Future<Output = ()> + Send + 'static) {
-        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let number = open.next;
         open.next += 1;
-        let all = Arc::downgrade(&self.0);
+        let (all, own) = (Arc::downgrade(&self.all), Arc::downgrade(&self.own));
         let task = tokio::spawn(async move {
             connection.await;
             if let Some(all) = all.upgrade() {
                 all.lock().unwrap_or_else(PoisonError::into_inner).tasks.remove(&number);
             }
+            if let Some(own) = own.upgrade() {
+                own.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
+            }
         });
         open.tasks.insert(number, task.abort_handle());
+        self.own.lock().unwrap_or_else(PoisonError::into_inner).insert(number);
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut open.tasks).into_values().for_each(|task| task.abort());
+        let mut open = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        for number in std::mem::take(&mut *self.own.lock().unwrap_or_else(PoisonError::into_inner)) {
+            if let Some(task) = open.tasks.remove(&number) {
+                task.abort();
+            }
+        }
     }
 }
 
@@ -146,5 +192,24 @@ async fn connection(stream: TcpStream, limits: Limits, handler: Handler) {
     };
     if let Ok(Err(error)) = result {
         trace!(%error, "A connection ended with an error");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::logging::captured::logged;
+
+    #[test]
+    fn failures_to_accept_are_logged_once_a_minute_with_their_number() {
+        let (start, error) = (Instant::now(), std::io::Error::other("too many open files"));
+        let lines = logged(|| {
+            let mut failures = AcceptFailures::default();
+            for tenth in 0..1300 {
+                failures.log(&error, start + Duration::from_millis(100) * tenth);
+            }
+        });
+        assert_eq!(lines.lines().count(), 3, "{lines}");
+        assert!(lines.contains("failures=600"), "{lines}");
     }
 }

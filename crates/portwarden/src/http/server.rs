@@ -4,13 +4,12 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use prometheus::IntCounter;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tracing::{debug, error};
 
 use super::listen::{Sockets, bind};
-use super::serve::{Handler, Limits, serve};
+use super::serve::{ConnectionLimit, Handler, Limits, serve};
 
 /// The interval between attempts to bind.
 const RETRY: Duration = Duration::from_secs(5);
@@ -44,8 +43,8 @@ pub struct ServerOptions {
     pub hard_fail: bool,
     /// Limits for clients.
     pub limits: Limits,
-    /// Counts connections that were closed to make room.
-    pub refused: IntCounter,
+    /// The limit of open connections.
+    pub connections: ConnectionLimit,
     /// Answers the requests.
     pub handler: Handler,
 }
@@ -95,7 +94,7 @@ impl Drop for Server {
 async fn keep_serving(options: ServerOptions, mut listener: Option<TcpListener>) {
     loop {
         if let Some(listener) = listener.take() {
-            serve(listener, options.limits, options.refused.clone(), options.handler.clone()).await;
+            serve(listener, options.limits, options.connections.clone(), options.handler.clone()).await;
         }
         tokio::time::sleep(RETRY).await;
         match bind(options.address, Sockets::DualStack) {

@@ -69,10 +69,9 @@ fn yaml(text: &str) -> Result<Content, ParseError> {
 fn json(text: &str) -> Result<Content, ParseError> {
     let mut content = Content::default();
     let mut outlines = serde_json::Deserializer::from_str(text).into_iter::<Outline>();
-    let mut start = 0;
+    let (mut start, mut lines_before) = (0, 0);
     while let Some(outline) = outlines.next() {
-        let (before, document) = (text.get(..start).unwrap_or(text), text.get(start..).unwrap_or_default());
-        let lines_before = before.matches('\n').count() as u64;
+        let document = text.get(start..).unwrap_or_default();
         let here = lines_before + leading_lines(document) + 1;
         // The outline reader counts lines from the start of the file, the document reader from the start of the document.
         let outline = outline
@@ -82,7 +81,9 @@ fn json(text: &str) -> Result<Content, ParseError> {
             ParseError { line: lines_before + error.line() as u64, reason: without_position(&error) }
         })?;
         content.objects.extend(objects);
-        start = outlines.byte_offset();
+        let end = outlines.byte_offset();
+        lines_before += text.get(start..end).unwrap_or_default().matches('\n').count() as u64;
+        start = end;
     }
     Ok(content)
 }

@@ -73,6 +73,14 @@ pub enum RequestError {
         /// The message of the server.
         message: String,
     },
+    /// The server announces ever more pages.
+    #[error(
+        "the list has no end: {pages} pages, and the API server announces more; check the API server or the proxy in front of it"
+    )]
+    EndlessList {
+        /// How many were read.
+        pages: u32,
+    },
     /// The server is overloaded.
     #[error("the API server asks to wait (429 Too Many Requests)")]
     TooManyRequests {

@@ -26,6 +26,9 @@ use crate::wire::{Item, WatchEvent};
 
 /// A watch that ends sooner failed: reopening it at once could loop for ever.
 const SHORTEST_WATCH: Duration = Duration::from_secs(5);
+/// A list with more pages has no end: a million objects have a fifth of them.
+const MOST_PAGES: u32 = 10_000;
+
 /// After so many refusals in a row to continue from a version, everything is listed again.
 const RESUMPTIONS: u32 = 3;
 
@@ -133,8 +136,13 @@ impl<M: Manifest> Reflector<M> {
         let paged = matches!(version, "" | "0");
         let mut start = Start::First { version: version.to_owned(), paged };
         let mut started = false;
+        let mut pages = 0;
         loop {
+            pages += 1;
             match self.page(&start, &mut started).await {
+                Ok(Some(_)) if pages >= MOST_PAGES => {
+                    return Err(Stop::Failed(RequestError::EndlessList { pages }));
+                }
                 Ok(Some(next)) => start = Start::Next(next),
                 Ok(None) => return Ok(()),
                 // The list took so long that its later pages expired: request it in one piece.
