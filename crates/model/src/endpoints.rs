@@ -51,8 +51,7 @@ pub(crate) struct NodeLocation<'a> {
     pub(crate) zone: Option<&'a str>,
 }
 
-/// All endpoints of the port with this name and protocol. Slices come in the order of their names, which decides what happens when two
-/// of them disagree about one address.
+/// All endpoints of the port with this name and protocol. Where two slices disagree about one address, the better state counts.
 pub(crate) fn merge<'a>(
     slices: impl Iterator<Item = &'a EndpointSlice>,
     port_name: &Name,
@@ -69,13 +68,26 @@ pub(crate) fn merge<'a>(
     text_order::sort(&mut all, Candidate::address);
     all.dedup_by(|later, kept| {
         let same = later.address() == kept.address();
-        // A later entry that is not terminating replaces an earlier one; a terminating entry never does.
-        if same && !later.conditions.terminating {
+        if same && outranks(later, kept) {
             *kept = *later;
         }
         same
     });
     all
+}
+
+/// Whether a later entry for the same address counts instead of an earlier one: an endpoint that is not terminating before one that is, a ready one
+/// before others, a serving one before others. Of equal ones that are not terminating the later one counts.
+fn outranks(later: &Candidate<'_>, kept: &Candidate<'_>) -> bool {
+    let rank = |candidate: &Candidate<'_>| {
+        let Conditions { ready, serving, terminating } = candidate.conditions;
+        (!terminating, ready, serving)
+    };
+    match rank(later).cmp(&rank(kept)) {
+        std::cmp::Ordering::Greater => true,
+        std::cmp::Ordering::Equal => !later.conditions.terminating,
+        std::cmp::Ordering::Less => false,
+    }
 }
 
 fn collect<'a>(

@@ -43,10 +43,14 @@ fn duplicates() {
         (1, "T", "N", "N"),
         (2, "R", "ST", "R"),
         (2, "N", "RT", "N"),
-        (3, "R", "N", "N"),
+        (3, "R", "N", "R"),
         (3, "N", "R", "R"),
         (4, "ST", "T", "ST"),
-        (4, "T", "RT", "T"),
+        (4, "T", "RT", "RT"),
+        (5, "S", "R", "R"),
+        (5, "R", "S", "R"),
+        (5, "N", "S", "S"),
+        (5, "S", "N", "S"),
     ];
     for (row, first, second, expected) in rows {
         assert_eq!(kept(first, second), conditions(expected), "row {row}: {first} then {second}");

@@ -59,7 +59,12 @@ fn endpoints<'a>(
                     nodes: endpoint.hints.as_ref().map_or(&[], |hints| &hints.for_nodes),
                 };
                 let text = std::net::SocketAddr::new(ip, number).to_string();
-                if !state.terminating || !found.contains_key(&text) {
+                let rank = |state: &State<'_>| (!state.terminating, state.ready, state.serving);
+                let better = found.get(&text).is_none_or(|known| match rank(&state).cmp(&rank(known)) {
+                    std::cmp::Ordering::Equal => !state.terminating,
+                    order => order.is_gt(),
+                });
+                if better {
                     found.insert(text, state);
                 }
             }

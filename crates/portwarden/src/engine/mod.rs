@@ -12,6 +12,7 @@
 //! | `node_wait.rs` | logs what the first sync waits for |
 //! | `family_sync.rs` | one family: pending changes, when they are synced, retries, periodic full syncs |
 //! | `sync_set.rs` | all dataplanes, and the change from one mode to another |
+//! | `problem_log.rs` | problems of objects in the log, limited |
 //! | `refused_services.rs` | Services that the kernel refuses |
 //! | `repair.rs` | how fast changes by other processes are undone |
 //! | `flows.rs`, `conntrack.rs` | removing stale flows after syncs |
@@ -26,6 +27,7 @@ mod heartbeat;
 mod inbox;
 mod node_wait;
 mod outputs;
+mod problem_log;
 mod refused_services;
 mod repair;
 mod run;
@@ -59,6 +61,7 @@ use event_intake::{EventIntake, Readiness};
 use family_sync::{Done, Failure, FamilySync, Outcome};
 use flows::Cleanup;
 use node_wait::Missing;
+use problem_log::ProblemLog;
 use sync_set::SyncSet;
 
 /// A message to the engine.
@@ -175,6 +178,7 @@ pub struct Engine {
     metrics: Metrics,
     outputs: EngineOutputs,
     heartbeat: Heartbeat,
+    problem_log: ProblemLog,
     clock: Clock,
     stopped: bool,
 }
@@ -199,6 +203,7 @@ impl Engine {
             metrics: parts.metrics,
             outputs: parts.outputs,
             heartbeat: parts.heartbeat,
+            problem_log: ProblemLog::default(),
             clock: parts.clock,
             stopped: false,
         };
@@ -247,13 +252,9 @@ impl Engine {
 
     fn report_problems(&mut self, problems: Vec<Problem>) {
         self.metrics.own.object_problems.inc_by(problems.len() as u64);
+        let now = (self.clock)().instant;
         for problem in problems {
-            warn!(
-                object = problem.object,
-                field = problem.field,
-                problem = problem.text,
-                "Part of an object cannot be used"
-            );
+            self.problem_log.log(&problem, now);
             self.outputs.notice(Notice::Problem(problem));
         }
     }
