@@ -20,10 +20,22 @@ fn main() -> Result<()> {
     let demo = Demo::start()?;
     demo.addresses()?;
     demo.scale()?;
-    demo.lose_a_pod()?;
+    if mode() == "userspace" {
+        demo.lose_a_pod_that_stays_listed()?;
+    } else {
+        demo.lose_a_pod()?;
+    }
     demo.flush_the_rules()?;
-    demo.restart()?;
+    // A proxy cannot serve while it is dead; other modes leave that to the kernel.
+    if mode() != "userspace" {
+        demo.restart()?;
+    }
     demo.finish()
+}
+
+/// The mode that is shown.
+fn mode() -> String {
+    std::env::var("MODE").unwrap_or_else(|_| "nftables".to_owned())
 }
 
 struct Demo {
@@ -59,10 +71,11 @@ impl Demo {
 
     fn run_portwarden(&self) -> Result<()> {
         let folder = self.manifests.path().display().to_string();
+        let mode = format!("--proxy-mode={}", mode());
         let arguments = [
             "--manifests",
             &folder,
-            "--proxy-mode=nftables",
+            &mode,
             "--hostname-override=node-a",
             "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56",
             "--nodeport-addresses=primary",
@@ -157,6 +170,20 @@ impl Demo {
         drop(load);
         self.topology.pod(1).serve(Transport::Tcp, 8080)?;
         self.set_web_pods(&[0, 1, 2])
+    }
+
+    /// The pod finishes what it has begun and accepts nothing new; its endpoint stays in the slice.
+    fn lose_a_pod_that_stays_listed(&self) -> Result<()> {
+        title("A pod dies, and its endpoint stays in the slice");
+        let load = self.load()?;
+        self.watch(&load, "before", Duration::from_millis(1200))?;
+        let rules = "add table inet ended; add chain inet ended input { type filter hook input priority 0; }; \
+                     add rule inet ended input tcp dport 8080 ct state new reject with tcp reset";
+        self.topology.pod(1).command("nft").args([rules]).run()?;
+        self.watch(&load, "dead, still listed", Duration::from_millis(1200))?;
+        self.topology.pod(1).command("nft").args(["delete", "table", "inet", "ended"]).run()?;
+        self.watch(&load, "back", Duration::from_millis(1200))?;
+        report_failures(load)
     }
 
     fn flush_the_rules(&self) -> Result<()> {

@@ -19,6 +19,7 @@ use super::counters::{Counters, Open, ServiceCounters};
 use super::dial::dial;
 use super::limits::Limits;
 use super::relay::Relay;
+use super::socket::Sharing;
 
 /// How long accepting pauses when no descriptor is left: it doubles from the first to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -75,16 +76,16 @@ pub(crate) struct Shared {
 pub(crate) struct Listener(AbortHandle);
 
 impl Listener {
-    /// Serves a listening socket on a worker.
+    /// Serves a listening socket on a worker, whose port another process may have had before.
     pub(crate) fn start(
         worker: &Handle,
-        socket: StdListener,
+        (socket, sharing): (StdListener, Sharing),
         router: Arc<impl Router>,
         shared: &Arc<Shared>,
     ) -> Self {
         let shared = Arc::clone(shared);
         let work = async move {
-            let recheck = Recheck::new(&socket);
+            let recheck = if sharing == Sharing::Existing { Recheck::new(&socket) } else { None };
             match TcpListener::from_std(socket) {
                 Ok(socket) => accept(&socket, recheck, &router, &shared).await,
                 Err(error) => warn!(err = %error, "Cannot serve a listening socket"),

@@ -8,7 +8,7 @@ use nix::fcntl::{FcntlArg, OFlag, SpliceFFlags, fcntl, splice};
 use nix::unistd::pipe2;
 
 /// Bytes that one pipe holds. Larger ones mean fewer calls for one bulk transfer, and more of the cache.
-const CAPACITY: usize = 256 << 10;
+const CAPACITY: usize = 1 << 20;
 
 /// Idle pipes that a worker keeps; each takes two descriptors.
 const KEPT: usize = 16;

@@ -12,7 +12,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use nix::sys::socket::{Shutdown, shutdown};
-use tokio::io::Interest;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep};
 
@@ -88,8 +88,9 @@ impl<'a> Relay<'a> {
     }
 
     fn poll_both(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let up = self.up.poll(cx, &self.client, &self.endpoint)?;
-        let down = self.down.poll(cx, &self.endpoint, &self.client)?;
+        let Relay { client, endpoint, up, down, .. } = self;
+        let up = up.poll(cx, client, endpoint, down.state)?;
+        let down = down.poll(cx, endpoint, client, self.up.state)?;
         match (up, down) {
             (Poll::Ready(()), Poll::Ready(())) => Poll::Ready(Ok(())),
             (Poll::Pending, Poll::Pending) => Poll::Pending,
@@ -125,28 +126,30 @@ impl Future for Relay<'_> {
 }
 
 impl Direction<'_> {
-    /// Ready when the receiver knows that the sender has ended.
-    fn poll(&mut self, cx: &mut Context<'_>, from: &TcpStream, to: &TcpStream) -> Poll<io::Result<()>> {
+    /// Ready when the receiver knows that the sender has ended, or is about to: closing says so, too, once the `other` direction has ended.
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &mut TcpStream,
+        to: &mut TcpStream,
+        other: State,
+    ) -> Poll<io::Result<()>> {
         for _ in 0..BURST {
             ready!(self.poll_flush(cx, to))?;
             match self.state {
                 State::Ended => return Poll::Ready(Ok(())),
                 State::Ending => {
                     self.state = State::Ended;
-                    return Poll::Ready(end(to));
+                    return Poll::Ready(if other == State::Ended { Ok(()) } else { end(to) });
                 }
                 State::Open => {}
             }
-            ready!(from.poll_read_ready(cx))?;
-            match self.transfer(from, to) {
-                Ok(0) => self.state = State::Ending,
-                Ok(count) => {
+            match ready!(self.poll_transfer(cx, from, to))? {
+                0 => self.state = State::Ending,
+                count => {
                     self.moved = true;
                     self.bytes.add(count as u64);
                 }
-                // Not readable after all; the next round waits.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Poll::Ready(Err(error)),
             }
         }
         cx.waker().wake_by_ref();
@@ -190,32 +193,50 @@ impl Direction<'_> {
     }
 
     /// Reads once and writes what the receiver takes at once; the rest is pending. Nothing is pending before. 0 is the end.
-    fn transfer(&mut self, from: &TcpStream, to: &TcpStream) -> io::Result<usize> {
+    fn poll_transfer(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &mut TcpStream,
+        to: &mut TcpStream,
+    ) -> Poll<io::Result<usize>> {
         if self.bulk
-            && let Ok(pipe) = Pipe::take()
+            && let Ok(mut pipe) = Pipe::take()
         {
-            return self.splice(from, pipe);
-        }
-        SCRATCH.with_borrow_mut(|buffer| {
-            let count = from.try_read(buffer)?;
-            self.bulk = count == buffer.len();
-            let bytes = buffer.get(..count).unwrap_or_default();
-            if bytes.is_empty() {
-                return Ok(0);
+            loop {
+                if from.poll_read_ready(cx)?.is_pending() {
+                    pipe.put_back();
+                    return Poll::Pending;
+                }
+                match self.splice(from, pipe) {
+                    Ok(count) => return Poll::Ready(Ok(count)),
+                    // Not readable after all.
+                    Err((error, empty)) if error.kind() == io::ErrorKind::WouldBlock => pipe = empty,
+                    Err((error, _)) => return Poll::Ready(Err(error)),
+                }
             }
-            let written = match to.try_write(bytes) {
-                Ok(written) => written,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
-                Err(error) => return Err(error),
+        }
+        SCRATCH.with_borrow_mut(|scratch| {
+            let mut buffer = ReadBuf::new(scratch);
+            // A read that does not fill the buffer has emptied the socket, which saves the call that would say so.
+            ready!(Pin::new(from).poll_read(cx, &mut buffer))?;
+            let bytes = buffer.filled();
+            self.bulk = bytes.len() == BUFFER;
+            if bytes.is_empty() {
+                return Poll::Ready(Ok(0));
+            }
+            let written = match Pin::new(to).poll_write(cx, bytes) {
+                Poll::Ready(written) => written?,
+                Poll::Pending => 0,
             };
             if let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
                 self.pending = Pending::Bytes { bytes: rest.into(), written: 0 };
             }
-            Ok(count)
+            Poll::Ready(Ok(bytes.len()))
         })
     }
 
-    fn splice(&mut self, from: &TcpStream, pipe: Pipe) -> io::Result<usize> {
+    /// Fills an empty pipe; a failure gives it back.
+    fn splice(&mut self, from: &TcpStream, pipe: Pipe) -> Result<usize, (io::Error, Pipe)> {
         match from.try_io(Interest::READABLE, || pipe.fill(from)) {
             Ok(0) => {
                 pipe.put_back();
@@ -226,10 +247,7 @@ impl Direction<'_> {
                 self.pending = Pending::Piped { pipe, count };
                 Ok(count)
             }
-            Err(error) => {
-                pipe.put_back();
-                Err(error)
-            }
+            Err(error) => Err((error, pipe)),
         }
     }
 }

@@ -42,7 +42,7 @@ struct Sockets {
     ip: IpAddr,
     ports: BTreeMap<Origin, u16>,
     /// Bound and listening, but nothing accepts yet: connections wait until routes are known.
-    waiting: Vec<(Origin, Vec<StdListener>)>,
+    waiting: Vec<(Origin, Sharing, Vec<StdListener>)>,
     listeners: Vec<Listener>,
 }
 
@@ -404,7 +404,8 @@ impl FamilyState {
             for _ in 1..context.workers.all().len() {
                 of_workers.push(listen(SocketAddr::new(ip, port), Sharing::Existing)?);
             }
-            sockets.waiting.push((origin, of_workers));
+            let sharing = if kept == Some(port) { Sharing::Existing } else { Sharing::New };
+            sockets.waiting.push((origin, sharing, of_workers));
         }
         Ok(sockets)
     }
@@ -412,10 +413,10 @@ impl FamilyState {
     /// Starts to accept on sockets that only waited so far.
     fn accept_connections(&mut self, context: &Context) {
         let Some(sockets) = &mut self.sockets else { return };
-        for (origin, of_workers) in sockets.waiting.drain(..) {
+        for (origin, sharing, of_workers) in sockets.waiting.drain(..) {
             let router = Arc::new(Redirected { routes: Arc::clone(&self.routes), origin });
             let started = context.workers.all().iter().zip(of_workers).map(|(worker, socket)| {
-                Listener::start(worker, socket, Arc::clone(&router), &context.shared)
+                Listener::start(worker, (socket, sharing), Arc::clone(&router), &context.shared)
             });
             sockets.listeners.extend(started);
         }
