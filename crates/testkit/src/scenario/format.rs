@@ -197,7 +197,7 @@ mod tests {
     fn bad_values_are_quoted_with_their_line() {
         for (step, quoted) in [
             ("probe: { from: pod-0, to: 10.96.0.10, expect: refused }", "\"10.96.0.10\""),
-            ("probe: { from: pod-0, to: sctp 10.96.0.10:80, expect: refused }", "\"sctp\""),
+            ("probe: { from: pod-0, to: quic 10.96.0.10:80, expect: refused }", "\"quic\""),
             ("probe: { from: outside somewhere, to: 10.96.0.10:80, expect: refused }", "\"somewhere\""),
             ("probe: { from: pod-0, to: 10.96.0.10:80, answeredBy: pod-1, source: nobody }", "\"nobody\""),
             ("apply: { serviceCIDRs: { more: [10.96.0.0] } }", "\"10.96.0.0\""),
