@@ -55,8 +55,10 @@ fn name(number: u8) -> NamespacedName {
 /// What is wanted of a virtual server: by which Service, and its real servers.
 type WantedServer = (ServerKey, Option<(NamespacedName, Pool)>);
 
-/// What is wanted, and what the kernel lacks if it has nothing.
-fn shown(wanted: &Wanted) -> (Vec<(SetId, Entry)>, Vec<IpAddr>, RuleInput, Vec<WantedServer>) {
+/// What the kernel lacks: entries, addresses, rules, virtual servers.
+type Shown = (Vec<(SetId, Entry)>, Vec<IpAddr>, RuleInput, Vec<WantedServer>);
+
+fn shown(wanted: &Wanted) -> Shown {
     let servers = wanted.servers.to_write();
     let claim = |key: ServerKey| {
         let claim = wanted.servers.get(&key).and_then(Server::claim);
