@@ -36,6 +36,9 @@ macro_rules! on_each_dataplane {
         mod iptables_legacy {
             $(#[test] fn $test() -> anyhow::Result<()> { super::$test(super::candidates::IPTABLES_LEGACY) })+
         }
+        mod userspace {
+            $(#[test] fn $test() -> anyhow::Result<()> { super::$test(super::candidates::USERSPACE) })+
+        }
     };
 }
 
