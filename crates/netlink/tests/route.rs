@@ -33,12 +33,12 @@ fn addresses_are_listed_with_their_interfaces() {
         assert_eq!(front.flags & link_flags::LOOPBACK, 0);
 
         let mut found: Vec<_> = route
-            .named_addresses(None)
+            .addresses(None)
             .unwrap()
             .into_iter()
-            .map(|named| {
-                let address = named.address;
-                (named.interface, address.address, address.prefix_length, address.scope)
+            .map(|address| {
+                let link = links.iter().find(|link| link.index == address.index).unwrap();
+                (link.name.clone(), address.address, address.prefix_length, address.scope)
             })
             .collect();
         found.sort();

@@ -12,7 +12,6 @@ use crate::family::IpFamily;
 use crate::socket::{Protocol, Socket};
 use decode::{is_local_route, kind};
 use nix::errno::Errno;
-use std::collections::HashMap;
 use std::net::IpAddr;
 
 /// The number of the loopback device in every namespace.
@@ -64,15 +63,6 @@ pub mod scope {
     pub const LINK: u8 = 253;
     /// On this host only.
     pub const HOST: u8 = 254;
-}
-
-/// An address together with its interface's name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamedAddress {
-    /// The interface's name.
-    pub interface: String,
-    /// The address with its prefix and flags.
-    pub address: InterfaceAddress,
 }
 
 /// A connection to the kernel's routing of the network namespace in which it was opened.
@@ -159,19 +149,6 @@ impl Route {
             _ => None,
         };
         Ok(listed.into_iter().filter_map(address).collect())
-    }
-
-    /// Lists the addresses together with the names of their interfaces.
-    ///
-    /// An address whose interface went away between the two listings is left out.
-    pub fn named_addresses(&mut self, family: Option<IpFamily>) -> Result<Vec<NamedAddress>> {
-        let addresses = self.addresses(family)?;
-        let names: HashMap<u32, String> =
-            self.links()?.into_iter().map(|link| (link.index, link.name)).collect();
-        let named = |address: InterfaceAddress| {
-            Some(NamedAddress { interface: names.get(&address.index)?.clone(), address })
-        };
-        Ok(addresses.into_iter().filter_map(named).collect())
     }
 
     /// Sends a dump request whose header has `header` bytes, the first being the family.
