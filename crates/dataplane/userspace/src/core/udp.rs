@@ -28,6 +28,8 @@ const FIRST_REPLY: Duration = Duration::from_secs(5);
 pub(crate) struct UdpListener {
     reader: AbortHandle,
     sessions: Arc<Sessions>,
+    /// Sessions of endpoints that left: no datagram goes there any more, but replies that are on their way still reach the client.
+    leaving: Mutex<Vec<Session>>,
 }
 
 /// Where the datagrams of a port go.
@@ -87,12 +89,17 @@ impl UdpListener {
                 Err(error) => warn!(err = %error, "Cannot serve a UDP socket"),
             }
         };
-        UdpListener { reader: worker.spawn(work).abort_handle(), sessions }
+        UdpListener { reader: worker.spawn(work).abort_handle(), sessions, leaving: Mutex::default() }
     }
 
-    /// Ends the sessions of endpoints that are not `usable` any more. Their clients get another one with their next datagram.
+    /// Takes sessions from endpoints that are not `usable` any more. Their clients get another one with their next datagram; replies to earlier ones
+    /// are carried until the session has been idle for as long as any other.
     pub(crate) fn retain(&self, usable: impl Fn(SocketAddr) -> bool) {
-        lock(&self.sessions).retain(|_, session| usable(session.endpoint));
+        let mut leaving = self.leaving.lock().unwrap_or_else(PoisonError::into_inner);
+        leaving.retain(|session| !session.replies.is_finished());
+        let mut sessions = lock(&self.sessions);
+        leaving
+            .extend(sessions.extract_if(|_, session| !usable(session.endpoint)).map(|(_, session)| session));
     }
 }
 
