@@ -73,6 +73,11 @@ impl Claims {
         }
     }
 
+    /// The Service whose frontend has this address and port.
+    pub(crate) fn owner(&self, key: &FrontendKey) -> Option<&NamespacedName> {
+        self.owners.get(key).map(|owner| &owner.service)
+    }
+
     /// Whether any frontend has this address and port.
     pub(crate) fn is_claimed(&self, key: &FrontendKey) -> bool {
         self.owners.contains_key(key)

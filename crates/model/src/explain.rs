@@ -3,15 +3,18 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 
 use crate::desired::{Admission, Exposure, Frontend, PoolKind, ProxiedService, Verdict};
 use crate::endpoint_selection::{DecisionObserver, Reason, Topology};
 use crate::endpoints::Candidate;
 use crate::ip::Family;
 use crate::name::{Name, NamespacedName, PortName, Protocol};
-use crate::object::{EndpointSlice, SlicePort};
+use crate::object::{Conditions, EndpointSlice, SlicePort};
+use crate::source_ranges::SourceRanges;
 
 /// Everything that was decided about one Service in one family.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,6 +49,10 @@ pub struct PortExplanation {
     pub endpoints: Vec<EndpointExplanation>,
     /// What happens to traffic at each address.
     pub frontends: Vec<FrontendExplanation>,
+    /// Session affinity: for how many seconds after its last connection a client keeps its endpoint.
+    pub affinity: Option<NonZeroU32>,
+    /// The clients that may use the load-balancer frontends; `None` means all.
+    pub source_ranges: Option<Box<SourceRanges>>,
 }
 
 /// Why an endpoint is used, or not.
@@ -55,6 +62,10 @@ pub struct EndpointExplanation {
     pub address: SocketAddr,
     /// The node it runs on, if the slice names one.
     pub node: Option<Name>,
+    /// Whether that is this node.
+    pub on_this_node: bool,
+    /// Its conditions, merged over all slices that name it.
+    pub conditions: Conditions,
     /// Whether it is in the cluster-wide pool; `None` if no policy needs that pool.
     pub cluster: Option<Reason>,
     /// Whether it is in the local pool; `None` if no policy needs that pool.
@@ -128,6 +139,8 @@ impl fmt::Display for FrontendReason {
 #[derive(Debug, Default)]
 pub(crate) struct Recorder {
     ports: Vec<PortExplanation>,
+    /// Where the last port has each endpoint: a Service can have thousands.
+    places: HashMap<SocketAddr, usize>,
 }
 
 impl Recorder {
@@ -155,6 +168,8 @@ impl Recorder {
             .collect();
         for (explanation, port) in self.ports.iter_mut().zip(service.ports) {
             explanation.frontends = port.frontends.iter().map(explain_frontend).collect();
+            explanation.affinity = port.affinity;
+            explanation.source_ranges = port.source_ranges;
         }
         Explanation { ports: self.ports, other_family, unmatched }
     }
@@ -162,26 +177,31 @@ impl Recorder {
     fn endpoint(&mut self, candidate: &Candidate<'_>) -> Option<&mut EndpointExplanation> {
         let endpoints = &mut self.ports.last_mut()?.endpoints;
         let address = candidate.address();
-        if let Some(index) = endpoints.iter().position(|known| known.address == address) {
-            return endpoints.get_mut(index);
+        let index = *self.places.entry(address).or_insert(endpoints.len());
+        if index == endpoints.len() {
+            endpoints.push(EndpointExplanation {
+                address,
+                node: candidate.node.cloned(),
+                on_this_node: candidate.local,
+                conditions: candidate.conditions,
+                cluster: None,
+                local: None,
+            });
         }
-        endpoints.push(EndpointExplanation {
-            address,
-            node: candidate.node.cloned(),
-            cluster: None,
-            local: None,
-        });
-        endpoints.last_mut()
+        endpoints.get_mut(index)
     }
 }
 
 impl DecisionObserver for Recorder {
     fn port(&mut self, name: &PortName) {
+        self.places.clear();
         self.ports.push(PortExplanation {
             name: name.clone(),
             topology: None,
             endpoints: Vec::new(),
             frontends: Vec::new(),
+            affinity: None,
+            source_ranges: None,
         });
     }
 

@@ -63,6 +63,11 @@ impl ProxyHealth {
         self.families[family] = Progress { last_updated: Some(now), oldest_queued: None };
     }
 
+    /// Since when the oldest change of a family waits.
+    pub fn oldest_queued(&self, family: Family) -> Option<Instant> {
+        self.families[family].oldest_queued
+    }
+
     /// Whether something that waits since then has waited too long.
     pub fn is_late(&self, since: Instant, now: Instant) -> bool {
         now.saturating_duration_since(since) >= self.limit

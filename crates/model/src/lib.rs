@@ -82,7 +82,7 @@ mod stale_flows;
 mod timestamp;
 
 pub use changes::{Changes, GoneFrontend};
-pub use cluster::Cluster;
+pub use cluster::{Cluster, FrontendAt};
 pub use dataplane::{
     Count, Dataplane, FULL_SYNC_INTERVAL, Gauge, Notification, RefusedService, Report, Retry, SyncError,
 };

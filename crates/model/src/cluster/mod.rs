@@ -10,11 +10,11 @@ mod store;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use crate::address_conflicts::{Claims, FrontendKey};
 use crate::changes::{Changes, GoneFrontend};
-use crate::desired::{Desired, NodeView, ProxiedService};
+use crate::desired::{Desired, Frontend, NodeView, ProxiedPort, ProxiedService};
 use crate::endpoint_selection::DecisionObserver;
 use crate::endpoints::NodeLocation;
 use crate::event::{Event, Kind};
@@ -46,6 +46,17 @@ pub struct Cluster {
     families: PerFamily<State>,
     /// Not yet taken by [`Cluster::take_problems`].
     problems: Vec<Problem>,
+}
+
+/// A frontend, found by its address.
+#[derive(Debug, Clone, Copy)]
+pub struct FrontendAt<'a> {
+    /// The Service that has it.
+    pub service: &'a NamespacedName,
+    /// The port of that Service.
+    pub port: &'a ProxiedPort,
+    /// Always an active one.
+    pub frontend: &'a Frontend,
 }
 
 /// The state of one family.
@@ -230,6 +241,23 @@ impl Cluster {
         let mut service = self.build(name, family, &mut recorder)?;
         self.families[family].claims.mark(name, &mut service);
         Some(recorder.finish(service, self.store.slices(name), family))
+    }
+
+    /// The frontend that gets packets to an address and port, as of the last [`Cluster::resolve`]. An address of a Service comes before a
+    /// node port, which needs one of this host's addresses.
+    pub fn frontend_at(&self, to: SocketAddr, protocol: Protocol) -> Option<FrontendAt<'_>> {
+        let State { desired, claims, .. } = &self.families[Family::of(to.ip())];
+        let find = |ip: Option<IpAddr>| {
+            let service = claims.owner(&FrontendKey { ip, port: to.port(), protocol })?;
+            let ports = desired.service(service)?.ports.iter().filter(|port| port.protocol() == protocol);
+            let mut frontends = ports.flat_map(|port| port.frontends.iter().map(move |f| (port, f)));
+            let (port, frontend) =
+                frontends.find(|(_, f)| f.ip == ip && f.port == to.port() && f.is_active())?;
+            Some(FrontendAt { service, port, frontend })
+        };
+        let is_own = || self.host_addresses.contains(&to.ip()) || to.ip().is_loopback();
+        find(Some(to.ip()))
+            .or_else(|| find(None).filter(|_| is_own() && desired.node.node_ports.contains(to.ip())))
     }
 
     fn build(
