@@ -132,7 +132,8 @@ fn run(options: StartupOptions, logs: Arc<Logs>) -> anyhow::Result<()> {
         let mut signals = Signals::new().context("cannot listen to signals")?;
         let app = App::start(options, logs).await?;
         let (healthz, metrics) = app.bound();
-        info!(healthz = listening(healthz), metrics = listening(metrics), "Started");
+        let page = app.page_bound().map_or_else(|| "off".to_owned(), |address| format!("http://{address}"));
+        info!(healthz = listening(healthz), metrics = listening(metrics), page, "Started");
         app.run(&mut signals).await
     });
     // Background tasks must not delay the exit.

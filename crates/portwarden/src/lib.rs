@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! arguments, file ──> config ──> app ──> source ──> engine ──> dataplanes
-//!                                 └────> servers: health, status
+//!                                 └────> servers: health, status, introspection
 //! ```
 
 pub mod app;
@@ -16,6 +16,7 @@ mod follow;
 pub mod health;
 pub mod host;
 pub mod http;
+pub mod introspection;
 pub mod logging;
 pub mod metrics;
 pub mod modes;

@@ -191,6 +191,7 @@ async fn a_port_that_is_taken_is_an_error_or_waited_for() {
     let taken = bind("127.0.0.1:0".parse().expect("an address"), Sockets::DualStack).expect("binds");
     let address = taken.local_addr().expect("bound");
     let options = |hard_fail| ServerOptions {
+        log_once: false,
         name: "test",
         failure: "the test's server failed",
         address,

@@ -3,7 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `source.rs` | the source of objects: API server or manifests |
-//! | `servers.rs` | the health and metrics servers |
+//! | `servers.rs` | the health and metrics servers, and that of the live page |
 //! | `notices.rs` | notices of the engine, recorded as Events |
 //! | `config_file.rs`, `reload.rs` | detects and applies a changed configuration file |
 //! | `watchdog.rs` | reports a stuck engine and a log that nothing reads |
@@ -41,6 +41,8 @@ use crate::flags::{Flags, Program};
 use crate::health::{ServicePorts, ServicePortsContext, SharedHealth};
 use crate::host::{self, FamilySupport, HostAddresses, Kernel};
 use crate::http::{BindError, ConnectionLimit};
+use crate::introspection::api::TimelineKind;
+use crate::introspection::{self, Activity, Introspection};
 use crate::logging::{Logs, chain};
 use crate::metrics::Metrics;
 use crate::modes;
@@ -83,6 +85,7 @@ pub struct App {
     servers: Servers,
     health: SharedHealth,
     metrics: Metrics,
+    activity: Activity,
     events: Events,
     logs: Arc<Logs>,
     _tasks: JoinSet<()>,
@@ -106,6 +109,9 @@ impl App {
         let health = SharedHealth::new(config.pacing.sync_period);
         let heartbeat = Heartbeat::new(started.instant);
         health.follow(heartbeat.clone());
+        let activity = Activity::default();
+        let version = format!("Portwarden {} started as {}", crate::version::OWN, options.version);
+        activity.happened(TimelineKind::Started, version, started);
         let events = Events::default();
         let (outputs, receivers) = EngineOutputs::new(1000);
         let (engine, engine_ended) = start_engine(EngineParts {
@@ -121,9 +127,18 @@ impl App {
             metrics: metrics.clone(),
             outputs,
             heartbeat: heartbeat.clone(),
+            activity: activity.clone(),
             clock: Box::new(Moment::now),
         })?;
-        let servers = match Servers::start(&options, &health, &metrics, &logs).await {
+        let identity =
+            introspection::Identity { node: node.clone(), version: options.version.clone(), started };
+        let sources = introspection::Sources {
+            activity: activity.clone(),
+            health: health.clone(),
+            heartbeat: heartbeat.clone(),
+        };
+        let introspection = Introspection::new(identity, sources, engine.clone());
+        let servers = match Servers::start(&options, &health, &metrics, &logs, introspection).await {
             Ok(servers) => servers,
             Err(error) => {
                 source::send_last_event(config, &options.version, bind_failure_event(&node, &error)).await;
@@ -136,7 +151,7 @@ impl App {
         events.attach(&node, source.recorder());
         let mut tasks = JoinSet::new();
         start_followers(&mut tasks, receivers, &node, &health, &metrics, &events);
-        tasks.spawn(watchdog::watch(health.clone(), heartbeat, metrics.clone()));
+        tasks.spawn(watchdog::watch(health.clone(), heartbeat, metrics.clone(), activity.clone()));
         events.started();
         record_deprecations(&options.notices, &events);
         Ok(App {
@@ -149,6 +164,7 @@ impl App {
             servers,
             health,
             metrics,
+            activity,
             events,
             logs,
             _tasks: tasks,
@@ -158,6 +174,11 @@ impl App {
     /// The bound addresses of the health and the metrics server; `None` for one that does not listen.
     pub fn bound(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         self.servers.bound()
+    }
+
+    /// The bound address of the live page; `None` if it does not listen.
+    pub fn page_bound(&self) -> Option<SocketAddr> {
+        self.servers.page_bound()
     }
 
     /// Sends messages to the engine.

@@ -10,8 +10,9 @@ use super::{
     set_oom_score,
 };
 use crate::config::{self, Config, LoadedConfig, Part, Plan, reload_plan};
-use crate::engine::{Message, Reconfiguration, Replacement};
+use crate::engine::{Message, Moment, Reconfiguration, Replacement};
 use crate::host;
+use crate::introspection::api::TimelineKind;
 use crate::logging::chain;
 use crate::modes;
 
@@ -38,11 +39,19 @@ impl App {
         match outcome {
             Ok(()) => {
                 info!("The new configuration is in force");
+                let text = "A new configuration is in force".to_owned();
+                self.activity.happened(TimelineKind::ConfigurationApplied, text, Moment::now());
                 self.count_reload("applied");
             }
             Err(error) => {
                 let note = format!("{error:#}");
-                error!(err = note, "The new configuration cannot be used; the current one stays in force");
+                error!(
+                    err = note.as_str(),
+                    "The new configuration cannot be used; the current one stays in force"
+                );
+                let text =
+                    format!("A new configuration cannot be used; the current one stays in force: {note}");
+                self.activity.happened(TimelineKind::ConfigurationRejected, text, Moment::now());
                 self.events.node_warning("InvalidConfiguration", note);
                 self.count_reload("rejected");
             }
@@ -117,6 +126,9 @@ impl App {
             && let Err(error) = self.servers.restart_status(&retrying).await
         {
             error!(err = chain(&error), "starting metrics server failed");
+        }
+        if restarts.contains(&Part::PageServer) {
+            self.servers.restart_page(&retrying).await;
         }
     }
 

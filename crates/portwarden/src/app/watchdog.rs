@@ -4,16 +4,18 @@ use std::time::{Duration, Instant};
 
 use tracing::{error, info, warn};
 
-use crate::engine::Heartbeat;
+use crate::engine::{Heartbeat, Moment};
 use crate::health::SharedHealth;
+use crate::introspection::Activity;
+use crate::introspection::api::TimelineKind;
 use crate::logging;
 use crate::metrics::Metrics;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Watches as long as the process runs.
-pub(super) async fn watch(health: SharedHealth, heartbeat: Heartbeat, metrics: Metrics) {
-    let mut watchdog = Watchdog { health, heartbeat, metrics, stuck: None, dropped: 0 };
+pub(super) async fn watch(health: SharedHealth, heartbeat: Heartbeat, metrics: Metrics, activity: Activity) {
+    let mut watchdog = Watchdog { health, heartbeat, metrics, activity, stuck: None, dropped: 0 };
     loop {
         tokio::time::sleep(INTERVAL).await;
         watchdog.check(Instant::now(), logging::dropped_lines());
@@ -24,6 +26,7 @@ struct Watchdog {
     health: SharedHealth,
     heartbeat: Heartbeat,
     metrics: Metrics,
+    activity: Activity,
     /// Since when the engine is stuck, once that was logged.
     stuck: Option<Instant>,
     /// Log lines that were dropped so far.
@@ -40,10 +43,15 @@ impl Watchdog {
                     "The engine is stuck: no change reaches the kernel, the rules in force stay. A program that hangs, a lock that another \
                      process holds, or too little CPU can be the cause"
                 );
+                let text = format!("The engine is stuck ({}): no change reaches the kernel", stage.as_str());
+                self.activity.happened(TimelineKind::EngineStuck, text, Moment::now());
                 self.stuck = Some(since);
             }
             (None, Some(since)) => {
                 info!(after = ?now.saturating_duration_since(since), "The engine makes progress again");
+                let text =
+                    format!("The engine makes progress again after {:.1} s", (now - since).as_secs_f64());
+                self.activity.happened(TimelineKind::EngineRecovered, text, Moment::now());
                 self.stuck = None;
             }
             (Some(_), Some(_)) | (None, None) => {}
@@ -73,8 +81,14 @@ mod tests {
         health.follow(heartbeat.clone());
         let metrics = Metrics::new(&BuildInfo::default()).expect("metrics");
         let shown = metrics.clone();
-        let mut watchdog =
-            Watchdog { health, heartbeat: heartbeat.clone(), metrics, stuck: None, dropped: 0 };
+        let mut watchdog = Watchdog {
+            health,
+            heartbeat: heartbeat.clone(),
+            metrics,
+            activity: Activity::default(),
+            stuck: None,
+            dropped: 0,
+        };
         let lines = logged(|| {
             heartbeat.wake(start);
             heartbeat.enter(Stage::Sync);

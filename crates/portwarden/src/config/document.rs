@@ -43,6 +43,7 @@ impl Values {
         match self.at(index) {
             _ if unknown => None,
             Some(value) if row.hidden_if_zero && value.is_zero() => None,
+            value if row.hidden_if_default && value == row.default_value().as_ref() => None,
             Some(value) => Some(value.to_json()),
             None if row.hidden_if_zero => None,
             None if row.kind.is_text() => Some(Json::from("")),

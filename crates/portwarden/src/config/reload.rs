@@ -56,6 +56,8 @@ pub enum Part {
     HealthServer,
     /// The metrics server.
     MetricsServer,
+    /// The server of the live page.
+    PageServer,
     /// Connection tracking settings of the kernel.
     Kernel,
     /// The process itself: its out-of-memory score.

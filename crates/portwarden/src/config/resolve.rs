@@ -7,12 +7,17 @@ use portwarden_model::parse_ip;
 use super::host_port;
 use super::options::{
     BIND_ADDRESS, DETECT_LOCAL_MODE, HEALTHZ_BIND_ADDRESS, HEALTHZ_PORT, HOSTNAME_OVERRIDE, Key,
-    METRICS_BIND_ADDRESS, METRICS_PORT, MODE, NODE_PORT_ADDRESSES, OutOfScope, TABLE, Value, Values, fields,
+    METRICS_BIND_ADDRESS, METRICS_PORT, MODE, NODE_PORT_ADDRESSES, OutOfScope, PAGE_BIND_ADDRESS, TABLE,
+    Value, Values, fields,
 };
 use super::problems::Problems;
 use super::typed::{Defaulted, periods};
 use crate::flags::{Action, Flags};
 use crate::modes::Mode;
+
+/// The port of a page address that has none. It is near those of kube-proxy; no component of Kubernetes uses it, and it is neither a node port
+/// nor a port that the kernel gives to clients.
+const PAGE_PORT: i64 = 10266;
 
 /// A configuration with nothing left out, not yet validated.
 pub(super) struct Resolved {
@@ -53,6 +58,7 @@ fn from_file(file: &Values) -> Values {
     server_address(&mut document, METRICS_BIND_ADDRESS, default_port(METRICS_PORT), |address| {
         if ipv4 || !file.text(METRICS_BIND_ADDRESS).is_empty() { address } else { "::1" }
     });
+    server_address(&mut document, PAGE_BIND_ADDRESS, PAGE_PORT, |address| address);
     document
 }
 
@@ -71,6 +77,7 @@ fn from_flags(flags: &Flags) -> Values {
     };
     server_address(&mut document, HEALTHZ_BIND_ADDRESS, port(HEALTHZ_PORT), |address| address);
     server_address(&mut document, METRICS_BIND_ADDRESS, port(METRICS_PORT), |address| address);
+    server_address(&mut document, PAGE_BIND_ADDRESS, PAGE_PORT, |address| address);
     document
 }
 

@@ -157,6 +157,8 @@ pub struct Servers {
     /// Where the health server listens; absent means it is off.
     pub healthz: Option<SocketAddr>,
     pub metrics: SocketAddr,
+    /// Where the live page is served; absent means it is off.
+    pub page: Option<SocketAddr>,
     pub hard_fail: bool,
     pub profiling: bool,
     pub hidden_metrics: bool,
@@ -261,6 +263,7 @@ impl Config {
             servers: Servers {
                 healthz: document.get(options::HEALTHZ_BIND_ADDRESS),
                 metrics: document.get(options::METRICS_BIND_ADDRESS),
+                page: document.get(options::PAGE_BIND_ADDRESS),
                 hard_fail: document.get(options::BIND_ADDRESS_HARD_FAIL),
                 profiling: document.get(options::ENABLE_PROFILING),
                 hidden_metrics: document.get(options::HIDDEN_METRICS).0,
@@ -285,7 +288,8 @@ impl Config {
 
     /// The ports on which our own servers listen.
     fn own_ports(&self) -> Vec<u16> {
-        self.servers.healthz.iter().chain([&self.servers.metrics]).map(SocketAddr::port).collect()
+        let Servers { healthz, metrics, page, .. } = &self.servers;
+        healthz.iter().chain([metrics]).chain(page).map(SocketAddr::port).collect()
     }
 
     /// What the model needs to know, for the Node of this name.

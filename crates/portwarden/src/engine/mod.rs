@@ -46,6 +46,7 @@ use portwarden_source::{Health, Update};
 use tracing::{debug, error, info, trace, warn};
 
 use crate::health::SharedHealth;
+use crate::introspection::{Activity, SyncRecord};
 use crate::metrics::Metrics;
 
 pub use clock::{Clock, Moment};
@@ -140,6 +141,8 @@ pub struct EngineParts {
     pub outputs: EngineOutputs,
     /// Shows progress to the watchdog.
     pub heartbeat: Heartbeat,
+    /// Gets what happens, for the introspection server.
+    pub activity: Activity,
     /// Tests replace it.
     pub clock: Clock,
 }
@@ -178,6 +181,7 @@ pub struct Engine {
     metrics: Metrics,
     outputs: EngineOutputs,
     heartbeat: Heartbeat,
+    activity: Activity,
     problem_log: ProblemLog,
     clock: Clock,
     stopped: bool,
@@ -203,6 +207,7 @@ impl Engine {
             metrics: parts.metrics,
             outputs: parts.outputs,
             heartbeat: parts.heartbeat,
+            activity: parts.activity,
             problem_log: ProblemLog::default(),
             clock: parts.clock,
             stopped: false,
@@ -229,12 +234,15 @@ impl Engine {
             Message::Update(Update::Problems(problems)) => self.report_problems(problems),
             Message::Update(Update::Status(status)) => {
                 let failing = self.metrics.own.source_failing.with_label_values(&[&status.part]);
+                let now = (self.clock)();
                 match status.health {
                     Health::Following => {
+                        self.activity.source(&status.part, None, now);
                         failing.set(0.0);
                         info!(part = status.part, "Following changes");
                     }
                     Health::Failing(why) => {
+                        self.activity.source(&status.part, Some(&why), now);
                         failing.set(1.0);
                         error!(
                             part = status.part,
@@ -251,7 +259,11 @@ impl Engine {
     }
 
     fn report_problems(&mut self, problems: Vec<Problem>) {
+        if problems.is_empty() {
+            return;
+        }
         self.metrics.own.object_problems.inc_by(problems.len() as u64);
+        self.activity.problems(problems.len());
         let now = (self.clock)().instant;
         for problem in problems {
             self.problem_log.log(&problem, now);
@@ -263,6 +275,7 @@ impl Engine {
     pub fn apply(&mut self, events: Vec<Event>) {
         let now = (self.clock)();
         let waited = !self.cluster.is_synced();
+        self.activity.changed(events.len());
         let touched = self.intake.apply(&mut self.cluster, events, &self.syncs.families());
         let problems = self.cluster.take_problems();
         self.report_problems(problems);
@@ -334,7 +347,7 @@ impl Engine {
             }
             Notification::Accepted { family, service } => {
                 if self.syncs.of(family).any(|sync| sync.accepted_late(&service)) {
-                    log_accepted(family, &service);
+                    self.report_accepted(family, &service);
                 }
                 self.show_refused(family);
             }
@@ -351,12 +364,19 @@ impl Engine {
         if news.contains(&true) {
             warn!(ipFamily = %family, what, "Another process changed our rules; restoring them");
         }
+        self.activity.tampered(family, what, now);
         self.health.queued(family, now.instant);
         self.metrics.sync.queued(family, now.wall);
     }
 
+    fn report_accepted(&self, family: Family, service: &NamespacedName) {
+        info!(ipFamily = %family, %service, "The kernel accepts a Service that it had refused");
+        self.activity.accepted(family, service, (self.clock)());
+    }
+
     fn report_refused(&self, family: Family, refused: &RefusedService) {
         error!(ipFamily = %family, service = %refused.service, err = refused.reason, "The kernel refuses a Service; all others are in force");
+        self.activity.refused(family, refused, (self.clock)());
         self.outputs.notice(Notice::Refused { family, refused: refused.clone() });
     }
 
@@ -383,6 +403,12 @@ impl Engine {
         for words in self.syncs.modes() {
             self.metrics.mode.announce(words.counters);
         }
+        self.show_modes();
+    }
+
+    fn show_modes(&self) {
+        let modes: Vec<&'static str> = self.syncs.modes().map(|words| words.name).collect();
+        self.activity.modes(&self.syncs.families(), &modes, (self.clock)());
     }
 
     fn request(&mut self, family: Family, now: Moment) {
@@ -433,6 +459,7 @@ impl Engine {
             }
         }
         self.syncs.finish_change();
+        self.show_modes();
         Ok(())
     }
 
@@ -447,6 +474,19 @@ impl Engine {
         self.metrics.mode.count(family, &done.report.counts);
         self.metrics.own.written.with_label_values(label).inc_by(done.report.written as u64);
         self.metrics.own.refused_services.with_label_values(label).set(done.refused_now as f64);
+        let waited = self.health.oldest_queued(family);
+        let record = SyncRecord {
+            at: now,
+            family,
+            mode,
+            full: done.changes.full || done.report.full,
+            took: done.took,
+            change_to_kernel: waited.map(|since| now.instant.saturating_duration_since(since)),
+            written: done.report.written,
+            services: done.changes.services.len(),
+            error: None,
+        };
+        self.activity.synced(record, desired);
         self.health.updated(family, now.instant);
         for trigger in &done.changes.trigger_times {
             let nanos = now.wall.as_nanos().saturating_sub(trigger.as_nanos());
@@ -465,7 +505,7 @@ impl Engine {
             self.report_refused(family, refused);
         }
         for service in &done.refused.recovered {
-            log_accepted(family, service);
+            self.report_accepted(family, service);
         }
         self.outputs.health_checks(desired, &done.changes);
         // Before a full sync rules may have been missing, so flows may have passed without redirection.
@@ -488,12 +528,19 @@ impl Engine {
         self.metrics.mode.count(family, &applied.counts);
         self.metrics.own.written.with_label_values(&[family.as_str()]).inc_by(applied.written as u64);
         let err = crate::logging::chain(failure.error.source.as_ref());
-        error!(ipFamily = %family, err, applied = applied.written, "{}", words.sync_failed);
+        error!(ipFamily = %family, err = err.as_str(), applied = applied.written, "{}", words.sync_failed);
+        self.activity.sync_failed(SyncRecord {
+            at: (self.clock)(),
+            family,
+            mode,
+            full: failure.full,
+            took: failure.took,
+            change_to_kernel: None,
+            written: applied.written,
+            services: 0,
+            error: Some(err),
+        });
         let retrying = failure.retry.map(|at| at.saturating_duration_since((self.clock)().instant));
         info!(ipFamily = %family, mode, retryingTime = ?retrying.unwrap_or_default(), "Sync failed");
     }
-}
-
-fn log_accepted(family: Family, service: &NamespacedName) {
-    info!(ipFamily = %family, %service, "The kernel accepts a Service that it had refused");
 }

@@ -66,6 +66,7 @@ const KUBE_PROXY: &[(&str, &str, &str, &str)] = &[
 /// Ours, of the same form.
 const OWN: &[(&str, &str, &str, &str)] = &[
     ("manifests", "", "/m", "/m"),
+    ("page-bind-address", "127.0.0.1:10266", "1.2.3.4", "1.2.3.4"),
     ("proxy-port-range", "", "1-2", "1-2"),
     ("ipvs-drain-limit", "0s", "5m", "5m0s"),
     ("sysctl-hard-fail", "false", "true", "true"),

@@ -67,6 +67,11 @@ impl SharedHealth {
         self.state().proxy.updated(family, now);
     }
 
+    /// Since when the oldest change of a family waits for its sync.
+    pub fn oldest_queued(&self, family: Family) -> Option<Instant> {
+        self.state().proxy.oldest_queued(family)
+    }
+
     /// The health at this moment, and whether the Node is eligible.
     pub fn report(&self, now: Instant) -> (HealthReport, bool) {
         let state = self.state();

@@ -1,22 +1,39 @@
 //! Builds HTTP responses.
 
+use std::convert::Infallible;
 use std::io::Write;
 
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use http_body_util::Full;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
 use hyper::header::{
     ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, VARY, X_CONTENT_TYPE_OPTIONS,
 };
 use hyper::{HeaderMap, Response, StatusCode};
 
-/// A response with a complete body.
-pub type Answer = Response<Full<Bytes>>;
+/// The body of a response: complete, or a stream.
+pub type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// A response.
+pub type Answer = Response<Body>;
 
 /// A response of any media type, which browsers must not override.
 pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Answer {
-    let mut answer = Response::new(Full::new(body.into()));
+    with_type(status, content_type, Full::new(body.into()).boxed_unsync())
+}
+
+/// A response whose body is sent as it comes into being.
+pub fn stream(
+    content_type: &'static str,
+    body: impl hyper::body::Body<Data = Bytes, Error = Infallible> + Send + 'static,
+) -> Answer {
+    with_type(StatusCode::OK, content_type, body.boxed_unsync())
+}
+
+fn with_type(status: StatusCode, content_type: &'static str, body: Body) -> Answer {
+    let mut answer = Response::new(body);
     *answer.status_mut() = status;
     let headers = answer.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));

@@ -8,7 +8,7 @@ mod listen;
 mod serve;
 mod server;
 
-pub use answer::{Answer, answer, compressible, json, not_found, text, with_header};
+pub use answer::{Answer, Body, answer, compressible, json, not_found, stream, text, with_header};
 pub use listen::{Sockets, bind};
 pub use serve::{ConnectionLimit, Handler, Limits, Request, serve};
 pub use server::{BindError, Server, ServerOptions};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
-use tracing::{debug, error};
+use tracing::{debug, error, warn};
 
 use super::listen::{Sockets, bind};
 use super::serve::{ConnectionLimit, Handler, Limits, serve};
@@ -41,6 +41,8 @@ pub struct ServerOptions {
     pub address: SocketAddr,
     /// Whether to fail if the address cannot be bound, instead of retrying.
     pub hard_fail: bool,
+    /// Whether only the first failure to listen is logged: nothing else depends on the server.
+    pub log_once: bool,
     /// Limits for clients.
     pub limits: Limits,
     /// The limit of open connections.
@@ -99,11 +101,16 @@ async fn keep_serving(options: ServerOptions, mut listener: Option<TcpListener>)
         tokio::time::sleep(RETRY).await;
         match bind(options.address, Sockets::DualStack) {
             Ok(bound) => listener = Some(bound),
-            Err(error) => log_failure(&options, &error),
+            Err(error) if !options.log_once => log_failure(&options, &error),
+            Err(_) => {}
         }
     }
 }
 
 fn log_failure(options: &ServerOptions, error: &io::Error) {
-    error!(address = %options.address, err = %error, retryingTime = ?RETRY, "{}", options.failure);
+    let (address, failure) = (options.address, options.failure);
+    if options.log_once {
+        return warn!(%address, err = %error, retryingTime = ?RETRY, "{failure}");
+    }
+    error!(%address, err = %error, retryingTime = ?RETRY, "{failure}");
 }

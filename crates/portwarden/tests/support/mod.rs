@@ -23,6 +23,7 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 /// Where the program's servers listen on the node.
 pub(crate) const HEALTH: u16 = 10256;
 pub(crate) const METRICS: u16 = 10249;
+pub(crate) const PAGE: u16 = 10266;
 
 /// A node with the program on it.
 pub(crate) struct Rig {
@@ -204,7 +205,8 @@ pub(crate) fn cluster_cidr() -> String {
 fn get(address: SocketAddr, path: &str) -> Result<(u16, String)> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
-    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes())?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let (head, body) = answer.split_once("\r\n\r\n").context("an answer")?;

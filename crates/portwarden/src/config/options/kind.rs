@@ -28,6 +28,8 @@ pub(crate) enum Kind {
     Ip,
     /// An address with or without a port; the empty text changes nothing.
     IpPort,
+    /// The same, but the empty text is a value: it turns a server off.
+    IpPortOrOff,
     /// Comma-separated; further uses append.
     Texts,
     /// `A=true,B=false`; further uses merge.
@@ -56,7 +58,7 @@ impl Kind {
             Kind::Number => "NUMBER",
             Kind::Duration | Kind::Flush => "DURATION",
             Kind::Ip => "IP",
-            Kind::IpPort => "IP[:PORT]",
+            Kind::IpPort | Kind::IpPortOrOff => "IP[:PORT]",
             Kind::Texts => "ITEM,...",
             Kind::Gates => "GATE=BOOL,...",
             Kind::Level => "LEVEL",
@@ -78,12 +80,13 @@ impl Kind {
             Kind::Gates => Some(Value::Gates(Default::default())),
             Kind::VModule => Some(Value::VModule(Vec::new())),
             Kind::Version => Some(Value::Version(VersionRequest::Off)),
-            Kind::Text | Kind::Path | Kind::Name | Kind::Ip | Kind::IpPort | Kind::Texts => None,
+            Kind::Text | Kind::Path | Kind::Name | Kind::Ip | Kind::Texts => None,
+            Kind::IpPort | Kind::IpPortOrOff => None,
         }
     }
 
     pub(crate) fn is_text(self) -> bool {
-        matches!(self, Kind::Text | Kind::Path | Kind::Name | Kind::Ip | Kind::IpPort)
+        matches!(self, Kind::Text | Kind::Path | Kind::Name | Kind::Ip | Kind::IpPort | Kind::IpPortOrOff)
     }
 
     /// Reads the text of a flag that may have been given before.
@@ -97,7 +100,8 @@ impl Kind {
             (Kind::Flush, _) => Value::Flush { duration: duration(text)?, as_number: false },
             (Kind::Ip | Kind::IpPort, before) if text.is_empty() => return Ok(before),
             (Kind::Ip, _) => Value::Text(ip(text)?.to_owned()),
-            (Kind::IpPort, _) => Value::Text(ip_port(text)?.to_owned()),
+            (Kind::IpPortOrOff, _) if text.is_empty() => Value::Text(String::new()),
+            (Kind::IpPort | Kind::IpPortOrOff, _) => Value::Text(ip_port(text)?.to_owned()),
             (Kind::Texts, Some(Value::Texts(mut items))) => {
                 items.extend(comma_separated(text)?);
                 Value::Texts(items)

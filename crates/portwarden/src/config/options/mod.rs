@@ -80,6 +80,8 @@ pub(crate) struct Row {
     pub(crate) out_of_scope: OutOfScope,
     /// Whether a zero is not shown at all.
     pub(crate) hidden_if_zero: bool,
+    /// Whether the default is not shown at all: kube-proxy does not know the field.
+    pub(crate) hidden_if_default: bool,
     /// The name in messages, which kube-proxy builds from the names of types; empty means the field with capital letters.
     path: &'static str,
     /// Whether the rules hold even where the option has no effect.
@@ -150,7 +152,7 @@ impl Group {
         (Group::Ipvs, "Mode ipvs"),
         (Group::Userspace, "Mode userspace"),
         (Group::Kernel, "The node's kernel"),
-        (Group::Servers, "Health, metrics and profiles"),
+        (Group::Servers, "Health, metrics, the live page and profiles"),
         (Group::Logs, "Logs"),
     ];
 }
@@ -213,6 +215,7 @@ impl Row {
         scope: Scope::Always,
         out_of_scope: OutOfScope::AsWritten,
         hidden_if_zero: false,
+        hidden_if_default: false,
         path: "",
         always_checked: false,
         rules: |_, _| (),

@@ -746,8 +746,25 @@ fn the_model_gets_what_it_needs() {
     assert!(settings.masquerade_all && !settings.allow_external_ips);
     assert_eq!(settings.node_port_addresses, [NodePortRange::Primary]);
     assert_eq!(settings.bind_address, Some([10, 0, 0, 1].into()));
-    assert_eq!(settings.reserved_ports, [10256, 10249], "health and metrics");
-    let off = with_flags(&["--healthz-port=0", "--metrics-bind-address=127.0.0.1:9999"]);
+    assert_eq!(settings.reserved_ports, [10256, 10249, 10266], "health, metrics and the live page");
+    let off =
+        with_flags(&["--healthz-port=0", "--metrics-bind-address=127.0.0.1:9999", "--page-bind-address="]);
     let settings = off.model_settings("node-a", portwarden_model::Timestamp::from_nanos(7));
-    assert_eq!(settings.reserved_ports, [9999], "the health server is off");
+    assert_eq!(settings.reserved_ports, [9999], "the health server and the page are off");
+}
+
+#[test]
+fn the_page_has_a_default_and_can_be_off() {
+    let page = |config: &Config| config.servers.page.map(|address| address.to_string());
+    assert_eq!(page(&with_flags(&[])).as_deref(), Some("127.0.0.1:10266"));
+    assert_eq!(page(&with_flags(&["--page-bind-address=[::1]:7"])).as_deref(), Some("[::1]:7"));
+    assert_eq!(page(&with_flags(&["--page-bind-address="])), None);
+    let written = |text: &str| from_file(text).expect("valid").config;
+    assert_eq!(page(&written("pageBindAddress: 192.0.2.1")).as_deref(), Some("192.0.2.1:10266"));
+    assert_eq!(page(&written("pageBindAddress: ''")), None);
+    assert_eq!(page(&written("mode: nftables")).as_deref(), Some("127.0.0.1:10266"));
+    assert!(from_file("pageBindAddress: node-a:80").is_err());
+    let shown = |config: &Config| to_configz(&config.document);
+    assert!(!shown(&with_flags(&[])).contains("pageBindAddress"), "kube-proxy does not know the field");
+    assert!(shown(&with_flags(&["--page-bind-address="])).contains("\"pageBindAddress\":\"\""));
 }

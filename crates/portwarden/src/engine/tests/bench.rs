@@ -179,6 +179,7 @@ impl Bench {
             health: health.clone(),
             metrics: metrics.clone(),
             outputs,
+            activity: Default::default(),
             heartbeat: Heartbeat::new(time.start),
             clock: Box::new(move || clock.now()),
         });
