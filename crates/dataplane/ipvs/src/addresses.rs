@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::thread;
+use std::time::Duration;
 
 use portwarden_model::Family;
 use portwarden_netlink::Errno;
@@ -19,9 +21,47 @@ pub(crate) fn bind(
     family: Family,
     slots: &mut Slots<IpAddr>,
 ) -> Result<usize, Error> {
+    let missing = slots.missing();
     // Where the device towards an endpoint has no address of its own, masquerading would choose the Service address that resembles the
     // endpoint's most.
-    write(route, family, slots, true, |ip| Request::add_deprecated_address(device, ip, full_length(ip)))
+    let written =
+        write(route, family, slots, true, |ip| Request::add_deprecated_address(device, ip, full_length(ip)))?;
+    if family == Family::V6 {
+        wait_until_local(route, &missing)?;
+    }
+    Ok(written)
+}
+
+/// Waits until packets to IPv6 addresses that were just bound reach this host.
+///
+/// The kernel acknowledges such an address first and adds its local route later, on a work queue (`addrconf_dad_work`), even if the
+/// address needs no search for duplicates. Until then packets to it leave the node by the default route. A sync that returned earlier
+/// would report a Service as programmed that is not.
+fn wait_until_local(route: &mut Route, ips: &[IpAddr]) -> Result<(), Error> {
+    const PAUSE: Duration = Duration::from_micros(100);
+    /// For all addresses of a sync together: 5 s, where microseconds are usual.
+    const PAUSES: u32 = 50_000;
+    let mut pauses = 0;
+    for ip in ips {
+        loop {
+            let local = route.is_local(*ip).map_err(|source| Error::Kernel {
+                action: "looking up the route to a Service address",
+                family: Family::V6,
+                source,
+            })?;
+            if local {
+                break;
+            }
+            if pauses == PAUSES {
+                // Such as a policy route of the operator's that leads elsewhere.
+                tracing::warn!(address = %ip, "The Service address is bound to {DEVICE}, but its packets do not reach this node; see `ip -6 route get {ip}`");
+                return Ok(());
+            }
+            pauses += 1;
+            thread::sleep(PAUSE);
+        }
+    }
+    Ok(())
 }
 
 /// Unbinds what nothing wants. Returns how many addresses were unbound.

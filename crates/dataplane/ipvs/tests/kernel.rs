@@ -11,6 +11,7 @@ use common::{Node, address, key, options, settings, written};
 use portwarden_ipvs::Options;
 use portwarden_model::{Dataplane, Family, Notification};
 use portwarden_netlink::ipvs::{Change, Timeouts, VirtualServer};
+use portwarden_netlink::route::Route;
 use portwarden_testkit::build::{PortBuilder, ServiceBuilder, port, service};
 use portwarden_testkit::wait;
 
@@ -70,6 +71,24 @@ fn one_change_costs_work_in_proportion_to_its_service() -> Result<()> {
     ensure!(written(&report) == 3, "{report:?}");
     let expected = [(address("10.244.0.5:8080"), 1), (address("10.244.0.7:8080"), 1)];
     ensure!(node.weights("10.96.1.7:80")? == expected, "{:?}", node.weights("10.96.1.7:80"));
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: scripts/test-uml"]
+fn service_addresses_are_local_when_the_sync_returns() -> Result<()> {
+    let mut node = Node::new()?;
+    node.full_sync()?;
+    let mut route = node.namespace.run(|| Ok(Route::open()?))?;
+    for number in 1..=100_u8 {
+        let ips = [format!("10.96.1.{number}"), format!("fd00:10:96::1:{number}")];
+        let service = ips.iter().fold(service(&format!("service-{number}")), ServiceBuilder::cluster_ip);
+        node.serve(service.port(port(80)).of_type("ClusterIP"), &[(5, true)], http);
+        node.sync()?;
+        for ip in ips {
+            ensure!(route.is_local(ip.parse()?)?, "{ip} is bound, but its packets leave the node");
+        }
+    }
     Ok(())
 }
 
