@@ -32,7 +32,7 @@ pub struct Ipvs {
     families: Vec<Family>,
     kernel: Kernel,
     monitor: RouteMonitor,
-    /// The number of our device; 0 if the kernel has to be read before the next write: before the first sync, and after an error.
+    /// The number of our device at the last look; 0 before the first sync.
     device: u32,
     states: PerFamily<Option<FamilyState>>,
 }
@@ -40,6 +40,9 @@ pub struct Ipvs {
 #[derive(Debug)]
 struct FamilyState {
     family: Family,
+    /// The number of the device whose addresses we know; 0 if the kernel has to be read before the next write: before the first sync, and
+    /// after an error.
+    device: u32,
     wanted: Wanted,
     drains: Drains,
     rules: StaticRules,
@@ -67,6 +70,7 @@ impl Ipvs {
         let state = |family| {
             families.contains(&family).then(|| FamilyState {
                 family,
+                device: 0,
                 wanted: Wanted::default(),
                 drains: Drains::default(),
                 rules: StaticRules::new(family, options.masquerade_mark, programs(family)),
@@ -91,14 +95,16 @@ impl Ipvs {
         report: &mut Report,
     ) -> Result<(), Error> {
         let Some(state) = &mut self.states[desired.family] else { return Ok(()) };
-        let full = changes.full || self.device == 0;
+        let full = changes.full || state.device == 0;
         if full {
+            state.device = 0;
             self.device = self.kernel.ensure_device()?;
             let found = self.kernel.addresses(desired.family, self.device)?;
             state.node_addresses.clone_from(&found.node);
             // A virtual server that a Service wants is ours even if another program created it, so the plans come first.
             state.plan(desired, changes, true, &self.options);
             state.read_kernel(&mut self.kernel, found, &self.options)?;
+            state.device = self.device;
             report.full = true;
         } else {
             state.plan(desired, changes, changes.node, &self.options);
@@ -137,7 +143,9 @@ impl Dataplane for Ipvs {
             Err(error) => {
                 report.full = false;
                 // A set or the device may be gone, which only a look at everything repairs.
-                self.device = 0;
+                if let Some(state) = &mut self.states[desired.family] {
+                    state.device = 0;
+                }
                 if matches!(error, Error::Rules { .. }) {
                     report.counts.push(Count::one("sync_proxy_rules_iptables_restore_failures_total"));
                 }
@@ -192,15 +200,13 @@ impl Dataplane for Ipvs {
 /// Changes of addresses by others.
 impl Ipvs {
     fn look_at_addresses(&mut self) -> Vec<Notification> {
-        // Before the first sync there is nothing to compare with.
-        if self.device == 0 {
-            Noticed::read(&mut self.monitor, 0);
-            return Vec::new();
-        }
         let noticed = Noticed::read(&mut self.monitor, self.device);
         let mut notifications = Vec::new();
-        for state in [&self.states.v4, &self.states.v6].into_iter().flatten() {
-            let what = if noticed.device_gone {
+        // Where the next sync reads the kernel anyway there is nothing to compare with.
+        let states = [&self.states.v4, &self.states.v6].into_iter().flatten();
+        for state in states.filter(|state| state.device != 0) {
+            // The sync of one family may have created it again.
+            let what = if noticed.device_gone || state.device != self.device {
                 Some(format!("the device {DEVICE} is gone"))
             } else if noticed.missed {
                 match self.kernel.addresses(state.family, self.device) {
