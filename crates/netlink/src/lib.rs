@@ -5,6 +5,7 @@
 //! addresses, [`nfacct`] keeps named counters, [`ipset`] keeps sets, and [`ipvs`] virtual servers. [`memory`]
 //! returns free memory to the kernel. Nothing here knows of Kubernetes.
 
+pub mod capabilities;
 pub mod conntrack;
 pub mod error;
 mod family;

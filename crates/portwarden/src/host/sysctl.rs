@@ -126,7 +126,10 @@ impl Kernel {
     /// A large table needs many buckets; their number is never reduced.
     fn grow_hash(&self, wanted: u64) -> io::Result<()> {
         let path = self.sys.join("module/nf_conntrack/parameters/hashsize");
-        let present: u64 = fs::read_to_string(&path)?.trim().parse().map_err(io::Error::other)?;
+        // The parameter, which is written, can be read by root only. The sysctl can be read by every user.
+        let readable = self.proc.join("sys/net/netfilter/nf_conntrack_buckets");
+        let text = fs::read_to_string(readable).or_else(|_| fs::read_to_string(&path))?;
+        let present: u64 = text.trim().parse().map_err(io::Error::other)?;
         if present < wanted {
             info!(conntrackHashsize = wanted, "Setting conntrack hashsize");
             fs::write(&path, wanted.to_string())?;
@@ -178,6 +181,7 @@ mod tests {
             {
                 host.write(&format!("proc/sys/net/netfilter/nf_conntrack_{name}"), "7\n");
             }
+            host.write("proc/sys/net/netfilter/nf_conntrack_buckets", hashsize);
             host
         }
 
@@ -242,8 +246,33 @@ mod tests {
         assert_eq!(value("tcp_timeout_close_wait"), "7\n", "zero leaves it alone");
         assert_eq!(host.read("sys/module/nf_conntrack/parameters/hashsize"), "32768");
         host.write("sys/module/nf_conntrack/parameters/hashsize", "99999999");
+        host.write("proc/sys/net/netfilter/nf_conntrack_buckets", "99999999");
         host.kernel().set_conntrack(&conntrack);
         assert_eq!(host.read("sys/module/nf_conntrack/parameters/hashsize"), "99999999", "never smaller");
+    }
+
+    #[test]
+    fn timeouts_of_udp_are_written() {
+        let host = Host::new("0-3", "16384");
+        host.write("proc/sys/net/netfilter/nf_conntrack_udp_timeout_stream", "7\n");
+        let conntrack = Conntrack {
+            udp_timeout: Duration::from_secs(20),
+            udp_stream_timeout: Duration::from_secs(90),
+            ..NOTHING
+        };
+        assert!(host.kernel().set_conntrack(&conntrack).is_empty());
+        let value = |name: &str| host.read(&format!("proc/sys/net/netfilter/nf_conntrack_{name}"));
+        assert_eq!((value("udp_timeout"), value("udp_timeout_stream")), ("20".to_owned(), "90".to_owned()));
+    }
+
+    /// The kernel lets only root read the number of buckets as a parameter of the module.
+    #[test]
+    fn the_number_of_buckets_is_read_where_every_user_may_read_it() {
+        let host = Host::new("0-3", "32768");
+        fs::remove_file(host.folder.path().join("sys/module/nf_conntrack/parameters/hashsize"))
+            .expect("removed");
+        let conntrack = Conntrack { max_per_core: 32768, ..NOTHING };
+        assert!(host.kernel().set_conntrack(&conntrack).is_empty(), "there are enough");
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "every test file uses its own part of this")]
 
+pub(crate) mod container;
+
 use std::ffi::OsString;
 use std::fs;
 use std::io::{Read, Write};
@@ -79,6 +81,13 @@ impl Rig {
     pub(crate) fn start_logging_to(&mut self, log: fs::File, arguments: &[&str]) -> Result<()> {
         let command =
             self.program().args(["--hostname-override=node-a", "--conntrack-max-per-core=0"]).args(arguments);
+        self.process = Some(command.spawn_logging(log)?);
+        Ok(())
+    }
+
+    /// Starts another command in the place of the program.
+    pub(crate) fn start_command(&mut self, command: NamespaceCommand) -> Result<()> {
+        let log = fs::File::options().create(true).append(true).open(self.path("log"))?;
         self.process = Some(command.spawn_logging(log)?);
         Ok(())
     }

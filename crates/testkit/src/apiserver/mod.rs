@@ -41,6 +41,7 @@ mod tls;
 mod watch;
 mod write;
 
+use std::fs;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -165,6 +166,17 @@ impl ApiServer {
     pub fn kubeconfig_as(&self, folder: &Path, name: &str, user: &str) -> Result<PathBuf> {
         // Named even without TLS, or else clients read all the authorities that the system trusts.
         kubeconfig::write(folder, &self.url(), &Tls::of_process()?.authority, name, user)
+    }
+
+    /// Writes what a pod gets of its service account into a folder: a token and the authority that the server's certificate is from.
+    pub fn service_account(&self, folder: &Path, token: &str) -> Result<()> {
+        for (name, text) in
+            [("token", token), ("ca.crt", &Tls::of_process()?.authority), ("namespace", "kube-system")]
+        {
+            let file = folder.join(name);
+            fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        }
+        Ok(())
     }
 
     /// Creates or changes an object.
