@@ -231,6 +231,41 @@ async fn a_bad_file_keeps_its_last_good_content_and_the_rest_goes_on() {
     follower.until_services(&["default/a=10.0.0.8", "default/b=10.0.0.9"]).await;
 }
 
+/// A file without end would fill the memory, a pipe would be waited for.
+#[tokio::test]
+async fn files_that_are_too_large_and_pipes_are_reported_and_the_rest_goes_on() {
+    let folder = Folder::new();
+    folder.write("b.yaml", &service("b", "10.0.0.2"));
+    let sparse = fs::File::create(folder.path("a.yaml")).expect("a file");
+    sparse.set_len(3 << 30).expect("a sparse file");
+    nix::unistd::mkfifo(&folder.path("c.yaml"), nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
+    let mut follower = Follower::start(folder.0.path());
+    follower.until_services(&["default/b=10.0.0.2"]).await;
+    follower.until("both are reported", |f| f.problems.len() == 2).await;
+    for (file, reason) in
+        [("a.yaml", "it has 3072 MiB, more than 256"), ("c.yaml", "it is not a regular file")]
+    {
+        let object = folder.path(file).display().to_string();
+        let found =
+            follower.problems.iter().any(|problem| problem.object == object && problem.text.contains(reason));
+        assert!(found, "{file}: {:?}", follower.problems);
+    }
+    folder.write("b.yaml", &service("b", "10.0.0.3"));
+    follower.until_services(&["default/b=10.0.0.3"]).await;
+}
+
+/// Their lines were counted from the start of the file for each of them: 20,000 took 21 seconds.
+#[tokio::test]
+async fn many_json_documents_on_lines_of_their_own_are_read() {
+    let folder = Folder::new();
+    let text: String = (0..20_000)
+        .map(|number| format!("{{\"apiVersion\":\"v1\",\"kind\":\"Service\",\"metadata\":{{\"name\":\"s{number}\"}},\n\"spec\":{{\"clusterIP\":\"10.0.0.1\"}}}}\n"))
+        .collect();
+    folder.write("many.json", &text);
+    let mut follower = Follower::start(folder.0.path());
+    follower.until("all are there", |f| f.services.len() == 20_000).await;
+}
+
 #[tokio::test]
 async fn of_two_files_with_the_same_object_the_first_counts() {
     let folder = Folder::new();

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use portwarden_model::Kind;
 use portwarden_source::Health;
 use portwarden_source::kubernetes::{Client, ClientOptions, Kubernetes};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use support::certificates::Authority;
 use support::follower::Follower;
@@ -175,6 +176,23 @@ async fn pages_are_put_together() {
     assert_eq!(seen[1].parameter("limit"), Some("500"));
     assert_eq!(seen[1].parameter("resourceVersion"), Some("0"), "whatever the server has at hand");
     assert_eq!(seen[2].parameter("resourceVersion"), None);
+}
+
+/// Each page names a next one, for ever.
+#[tokio::test]
+async fn a_list_without_end_is_given_up_and_reported() {
+    let server = server(|number, seen| match seen.is_streaming_list() {
+        true => no_streaming(),
+        false => Reply::ok(JSON, services(&[&format!("web-{number}")], 7, &format!("page{number}"))),
+    })
+    .await;
+    let client = Client::new(master(&server.url), None).await.expect("the address is good");
+    let mut follower = Follower::of(Kubernetes::new(client, "node-a").most_pages(20), "node-a");
+    follower.until("it is reported", |f| failing(f, "Services").is_some()).await;
+    let text = failing(&follower, "Services").expect("it is reported");
+    assert!(text.contains("the list has no end: 20 pages"), "{text}");
+    let lists = for_services(&server).iter().filter(|seen| !seen.is_streaming_list()).count();
+    assert_eq!(lists, 20, "the next attempt has to wait");
 }
 
 #[tokio::test]
@@ -491,6 +509,33 @@ async fn certificates_that_are_not_trusted_are_explained() {
         follower.until("it is reported", |f| failing(f, "Services").is_some()).await;
         let text = failing(&follower, "Services").expect("it is reported");
         assert!(text.contains(expected), "{text:?} should say {expected:?}");
+    }
+}
+
+/// Answers to a TLS handshake of servers that know TLS 1.0 only: an alert, or a ServerHello of that version.
+#[tokio::test]
+async fn an_old_version_of_tls_is_not_blamed_on_our_certificate() {
+    let alert = b"\x15\x03\x01\x00\x02\x02\x46".to_vec();
+    let mut hello = b"\x16\x03\x01\x00\x2a\x02\x00\x00\x26\x03\x01".to_vec();
+    hello.extend([7; 32]);
+    // No session, TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA, no compression.
+    hello.extend(b"\x00\xc0\x13\x00");
+    for answer in [alert, hello] {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("binds");
+        let url = format!("https://{}", listener.local_addr().expect("bound"));
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut request = [0; 4096];
+                let _ = stream.read(&mut request).await;
+                let _ = stream.write_all(&answer).await;
+                let _ = stream.read(&mut request).await;
+            }
+        });
+        let kubeconfig = Kubeconfig::new(&url, &Authority::new("right"), "", "token: secret");
+        let mut follower = kubeconfig.follow().await;
+        follower.until("it is reported", |f| failing(f, "Services").is_some()).await;
+        let text = failing(&follower, "Services").expect("it is reported");
+        assert!(text.contains("probably 1.0 or 1.1") && !text.contains("client certificate"), "{text}");
     }
 }
 

@@ -244,6 +244,13 @@ fn tls_problem(error: &rustls::Error, trust: &str) -> String {
         rustls::Error::AlertReceived(AlertDescription::HandshakeFailure) => {
             format!("it supports none of the algorithms that we do: {ALGORITHMS}")
         }
+        rustls::Error::AlertReceived(AlertDescription::ProtocolVersion)
+        | rustls::Error::PeerIncompatible(_) => {
+            format!(
+                "it speaks a version of TLS that we do not, probably 1.0 or 1.1; we support {ALGORITHMS}: allow a newer version on \
+                 the API server (--tls-min-version is only a minimum) or on the proxy in front of it"
+            )
+        }
         rustls::Error::AlertReceived(alert) => {
             format!(
                 "it refused the connection ({alert:?}); is our client certificate expired or of another cluster?"

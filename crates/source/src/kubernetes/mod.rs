@@ -46,12 +46,16 @@ pub struct Kubernetes {
     client: Client,
     node_name: String,
     streaming_lists: bool,
+    most_pages: u32,
 }
+
+/// A list with more pages has no end: a million objects have a fifth of them.
+const MOST_PAGES: u32 = 10_000;
 
 impl Kubernetes {
     /// Services, EndpointSlices and ServiceCIDRs of the cluster, and the Node of this name.
     pub fn new(client: Client, node_name: impl Into<String>) -> Self {
-        Kubernetes { client, node_name: node_name.into(), streaming_lists: true }
+        Kubernetes { client, node_name: node_name.into(), streaming_lists: true, most_pages: MOST_PAGES }
     }
 
     /// Whether to request lists as streams of watch events first, which is the default. A server that does not support them gets requests
@@ -59,6 +63,12 @@ impl Kubernetes {
     #[must_use]
     pub fn streaming_lists(self, wanted: bool) -> Self {
         Kubernetes { streaming_lists: wanted, ..self }
+    }
+
+    /// How many pages a list may have before it counts as one without end.
+    #[must_use]
+    pub fn most_pages(self, most_pages: u32) -> Self {
+        Kubernetes { most_pages, ..self }
     }
 
     /// Sends all objects and then every change, until the sink is closed.
@@ -74,6 +84,12 @@ impl Kubernetes {
     }
 
     fn reflector<M: Manifest>(&self, sink: &Sink) -> Reflector<M> {
-        Reflector::new(self.client.clone(), &self.node_name, sink.clone(), self.streaming_lists)
+        Reflector::new(
+            self.client.clone(),
+            &self.node_name,
+            sink.clone(),
+            self.streaming_lists,
+            self.most_pages,
+        )
     }
 }

@@ -26,9 +26,6 @@ use crate::wire::{Item, WatchEvent};
 
 /// A watch that ends sooner failed: reopening it at once could loop for ever.
 const SHORTEST_WATCH: Duration = Duration::from_secs(5);
-/// A list with more pages has no end: a million objects have a fifth of them.
-const MOST_PAGES: u32 = 10_000;
-
 /// After so many refusals in a row to continue from a version, everything is listed again.
 const RESUMPTIONS: u32 = 3;
 
@@ -70,13 +67,14 @@ pub(crate) struct Reflector<M> {
     batches: EventBatches<M>,
     position: Position,
     streaming: bool,
+    most_pages: u32,
     listed: bool,
     retries: RetryPolicy,
     reported: Option<Health>,
 }
 
 impl<M: Manifest> Reflector<M> {
-    pub(crate) fn new(client: Client, node_name: &str, sink: Sink, streaming: bool) -> Self {
+    pub(crate) fn new(client: Client, node_name: &str, sink: Sink, streaming: bool, most_pages: u32) -> Self {
         let resource = Resource::of(M::KIND, node_name);
         Reflector {
             client,
@@ -84,6 +82,7 @@ impl<M: Manifest> Reflector<M> {
             sink,
             position: Position::default(),
             streaming,
+            most_pages,
             listed: false,
             retries: RetryPolicy::new(resource.without.is_some()),
             resource,
@@ -140,7 +139,7 @@ impl<M: Manifest> Reflector<M> {
         loop {
             pages += 1;
             match self.page(&start, &mut started).await {
-                Ok(Some(_)) if pages >= MOST_PAGES => {
+                Ok(Some(_)) if pages >= self.most_pages => {
                     return Err(Stop::Failed(RequestError::EndlessList { pages }));
                 }
                 Ok(Some(next)) => start = Start::Next(next),
