@@ -163,6 +163,46 @@ mod tests {
     }
 
     #[test]
+    fn an_update_of_a_family_that_is_not_late_does_not_help_the_other() {
+        let start = Instant::now();
+        let mut health = ProxyHealth::new(PERIOD);
+        for family in Family::BOTH {
+            health.updated(family, start);
+        }
+        health.queued(Family::V4, start);
+        health.updated(Family::V6, start + LIMIT);
+        let report = health.report(start + LIMIT, None);
+        assert!(!report.healthy, "IPv4 still waits");
+        assert!(report.families.v6.is_some_and(|family| family.healthy));
+        health.updated(Family::V4, start + LIMIT);
+        assert!(health.report(start + LIMIT, None).healthy);
+    }
+
+    #[test]
+    fn both_families_can_be_late_and_recover_one_after_the_other() {
+        let start = Instant::now();
+        let mut health = ProxyHealth::new(PERIOD);
+        for family in Family::BOTH {
+            health.updated(family, start);
+            health.queued(family, start);
+        }
+        let late = |report: &HealthReport| {
+            Family::BOTH
+                .into_iter()
+                .filter(|family| report.families[*family].is_some_and(|f| !f.healthy))
+                .count()
+        };
+        let report = health.report(start + LIMIT, None);
+        assert!(!report.healthy && late(&report) == 2);
+        health.updated(Family::V6, start + LIMIT);
+        let report = health.report(start + LIMIT, None);
+        assert!(!report.healthy && late(&report) == 1);
+        health.updated(Family::V4, start + LIMIT);
+        let report = health.report(start + LIMIT, None);
+        assert!(report.healthy && late(&report) == 0);
+    }
+
+    #[test]
     fn another_period_holds_for_what_already_waits() {
         let start = Instant::now();
         let mut health = ProxyHealth::new(PERIOD);

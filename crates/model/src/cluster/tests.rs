@@ -144,6 +144,38 @@ fn cases_of_trigger_times() {
     assert_eq!(times(&[at("web-1", "A R", t1), at("web-1", "A R", t1)]), [t1], "an equal slice adds nothing");
     let other_slice = [at("web-1", "A R", t0), at("web-2", "B R", t1), delete()];
     assert_eq!(times(&other_slice), [""; 0], "a removal discards those of the Service's other slices too");
+    let of_other_service = |time: &str| {
+        let label = ("kubernetes.io/service-name".to_owned(), "other".to_owned());
+        slice("other-1", "B R", |s| {
+            s.metadata.labels.extend([label]);
+            s.metadata.annotations.insert(ANNOTATION_TRIGGER_TIME.to_owned(), time.to_owned());
+        })
+        .event()
+    };
+    let mut of_two = times(&[at("web-1", "A R", t0), of_other_service(t1)]);
+    of_two.sort();
+    assert_eq!(of_two, [t0, t1], "of two Services, in any order");
+    let removed = [at("web-1", "A R", t0), of_other_service(t1), delete()];
+    assert_eq!(times(&removed), [t1], "a removal discards only those of its own Service");
+    assert_eq!(times(&[delete()]), [""; 0], "a removal of what never was");
+    assert_eq!(times(&[delete(), at("web-1", "A R", t2)]), [t2], "and what comes after it counts");
+}
+
+/// Its endpoints are kept for the Service, which may come later; until then there is nothing to write.
+#[test]
+fn a_slice_of_a_service_that_does_not_exist_changes_nothing() {
+    let mut cluster = cluster(&[&service(|_| {})]);
+    let stray = |codes: &str| {
+        let label = ("kubernetes.io/service-name".to_owned(), "missing".to_owned());
+        slice("missing-1", codes, |s| s.metadata.labels.extend([label])).event()
+    };
+    let before = cluster.desired(Family::V4).clone();
+    for event in [stray("A R"), stray("A R, B R"), Event::SliceDeleted(demo("missing-1"))] {
+        cluster.apply(event);
+        let changes = cluster.resolve().v4;
+        assert!(changes.gone.is_empty() && !changes.node, "{changes:?}");
+        assert_eq!(*cluster.desired(Family::V4), before);
+    }
 }
 
 #[test]

@@ -60,6 +60,13 @@ const CASES: &str = "
     45 | LC  | a 1 | A R L z:b, B R z:a                               | -     | A   | A     | yes
     46 | CLx | a 1 | A R z:a, B ST L z:b, C R z:b                     | A     | B   | A B   | yes
     47 | CLx | a 1 | A R L z:b, B R z:b                               | A B   | A   | A B   | yes
+    48 | LC  | - 1 |                                                  | -     | -   | -     | no
+    49 | LC  | - 1 | A R L, B R L                                     | -     | A B | A B   | yes
+    50 | LC  | - 1 | A N L, B R                                       | -     | -   | -     | yes
+    51 | LC  | - 1 | A N L, B R L                                     | -     | B   | B     | yes
+    52 | CLx | - 1 | A N L, B R                                       | B     | -   | B     | yes
+    53 | CLx | - 1 |                                                  | -     | -   | -     | no
+    54 | LLx | - 1 | A R L, B R L                                     | A B   | A B | A B   | yes
 ";
 
 #[test]
@@ -77,7 +84,7 @@ fn cases() {
         let found = [letters(&port.cluster), letters(&port.local), all, any.to_owned()];
         assert_eq!(found, pools, "row {row}: {service}, node {node}, {endpoints}");
     }
-    assert_eq!(rows, 47);
+    assert_eq!(rows, 54);
 }
 
 /// The same rows: what an explanation says is used is what the pools hold.

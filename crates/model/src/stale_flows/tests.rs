@@ -83,6 +83,16 @@ fn a_port_that_is_no_service_port_is_left_alone() {
     let cluster = cluster(&[&dns(|_| {}), &pods("A R")]);
     assert!(!stale(&cluster, "10.96.0.10:54", "10.96.0.10:54"));
     assert!(!stale(&cluster, "192.0.2.1:53", "192.0.2.1:53"), "the node's own name server");
+    for elsewhere in ["198.51.100.1:54", "203.0.113.1:54", "192.0.2.1:30054"] {
+        assert!(
+            !stale(&cluster, elsewhere, elsewhere),
+            "another port of an address of the Service: {elsewhere}"
+        );
+        assert!(
+            !stale(&cluster, elsewhere, "10.1.0.9:5353"),
+            "even if something else redirects it: {elsewhere}"
+        );
+    }
 }
 
 #[test]
@@ -172,8 +182,54 @@ fn other_protocols_are_left_alone() {
     let cluster = cluster(&[&dns(|_| {}), &pods("A R")]);
     let stale = StaleFlows::after(&changes, cluster.desired(Family::V4), &host()).expect("UDP changed");
     for protocol in [Protocol::Tcp, Protocol::Sctp] {
-        assert!(!stale.is_stale(&Flow { protocol, ..flow(CLIENT, "10.96.0.10:53", "10.1.0.9:5353") }));
+        for frontend in FRONTENDS {
+            for reply in ["10.1.0.1:5353", "10.1.0.9:5353", frontend] {
+                let flow = Flow { protocol, ..flow(CLIENT, frontend, reply) };
+                assert!(!stale.is_stale(&flow), "{protocol:?} to {frontend}, answered by {reply}");
+            }
+        }
     }
+}
+
+/// TCP, UDP and SCTP on one port number, with different endpoints, and then without the Service.
+#[test]
+fn protocols_on_one_port_number_are_told_apart() {
+    let all = dns(|s| {
+        s.spec.ports.push(service_port("dns-tcp", "TCP", 53));
+        s.spec.ports.push(service_port("dns-sctp", "SCTP", 53));
+        s.spec.ports[1].node_port = 30053;
+        s.spec.ports[2].node_port = 30053;
+    });
+    let others = slice("web-2", "B R", |s| {
+        s.ports = vec![slice_port("dns-tcp", "TCP", 5353), slice_port("dns-sctp", "SCTP", 5353)];
+    });
+    let mut cluster = cluster(&[&all, &pods("A R"), &others]);
+    let check = |changes: &Changes, cluster: &Cluster, gone: &str| {
+        let stale = StaleFlows::after(changes, cluster.desired(Family::V4), &host()).expect("UDP changed");
+        for frontend in FRONTENDS {
+            for (protocol, wanted) in [(Protocol::Udp, true), (Protocol::Tcp, false), (Protocol::Sctp, false)]
+            {
+                let flow = Flow { protocol, ..flow(CLIENT, frontend, gone) };
+                assert_eq!(stale.is_stale(&flow), wanted, "{protocol:?} to {frontend}, answered by {gone}");
+            }
+        }
+    };
+    check(&Changes { udp: true, ..Changes::default() }, &cluster, "10.1.0.2:5353");
+    cluster.apply(Event::ServiceDeleted(demo("web")));
+    let changes = cluster.resolve().v4;
+    check(&changes, &cluster, "10.1.0.1:5353");
+}
+
+/// Each flow is one lookup, however many there are: a million flows of a busy name server.
+#[test]
+fn of_a_million_flows_only_those_to_a_gone_endpoint_are_stale() {
+    let cluster = cluster(&[&dns(|_| {}), &pods("A R, B R")]);
+    let changes = Changes { udp: true, ..Changes::default() };
+    let stale = StaleFlows::after(&changes, cluster.desired(Family::V4), &host()).expect("UDP changed");
+    let endpoints = ["10.1.0.1:5353", "10.1.0.2:5353", "10.1.0.3:5353", "10.1.0.4:5353"];
+    let flows = endpoints.map(|endpoint| FRONTENDS.map(|frontend| flow(CLIENT, frontend, endpoint)));
+    let found = (0..1_000_000).filter(|number| stale.is_stale(&flows[number % 4][number / 4 % 4])).count();
+    assert_eq!(found, 500_000);
 }
 
 #[test]

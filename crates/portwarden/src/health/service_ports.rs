@@ -274,6 +274,69 @@ mod tests {
         assert!(ask(second).await.is_none());
     }
 
+    /// Health-check ports of several Services, by name, port and local endpoints.
+    fn several(services: &[(&str, u16, usize)]) -> PerFamily<HealthCheckPorts> {
+        let mut all = wanted(1, 0, &["127.0.0.1"]);
+        all.v4.ports.clear();
+        for (name, port, local_endpoints) in services {
+            let check = HealthCheck {
+                port: NonZeroU16::new(*port).expect("a port"),
+                local_endpoints: *local_endpoints,
+            };
+            all.v4.ports.insert(NamespacedName::new("demo", name), check);
+        }
+        all
+    }
+
+    #[tokio::test]
+    async fn each_service_has_its_own_count() {
+        let (mut ports, _) = ports(true);
+        let numbers = [free_port(), free_port(), free_port()];
+        ports.reconcile(&several(&[("a", numbers[0], 0), ("b", numbers[1], 1), ("c", numbers[2], 17)])).await;
+        for (port, count, status) in [(numbers[0], 0, 503), (numbers[1], 1, 200), (numbers[2], 17, 200)] {
+            let answer = ask(port).await.expect("answers");
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+            assert!(answer.contains(&format!("x-load-balancing-endpoint-weight: {count}\r\n")), "{answer}");
+            assert!(answer.contains(&format!("\"localEndpoints\": {count},")), "{answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn one_sync_can_remove_keep_move_and_add() {
+        let (mut ports, _) = ports(true);
+        let [gone, kept, before, after, new] = std::array::from_fn(|_| free_port());
+        ports.reconcile(&several(&[("gone", gone, 1), ("kept", kept, 1), ("moved", before, 1)])).await;
+        for port in [gone, kept, before] {
+            assert!(ask(port).await.is_some(), "{port}");
+        }
+        ports.reconcile(&several(&[("kept", kept, 2), ("moved", after, 3), ("new", new, 4)])).await;
+        for port in [gone, before] {
+            assert!(ask(port).await.is_none(), "{port} is closed");
+        }
+        for (port, count) in [(kept, 2), (after, 3), (new, 4)] {
+            let answer = ask(port).await.expect("answers");
+            assert!(answer.contains(&format!("x-load-balancing-endpoint-weight: {count}\r\n")), "{answer}");
+        }
+    }
+
+    /// The weight says what is here, whether the proxy is healthy or not.
+    #[tokio::test]
+    async fn an_unhealthy_proxy_keeps_the_weight_and_recovers() {
+        let (mut ports, health) = ports(true);
+        let port = free_port();
+        ports.reconcile(&wanted(port, 3, &["127.0.0.1"])).await;
+        health.queued(Family::V4, Instant::now() - Duration::from_secs(61));
+        let answer = ask(port).await.expect("answers");
+        assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+        assert!(answer.contains("x-load-balancing-endpoint-weight: 3\r\n"), "{answer}");
+        health.updated(Family::V4, Instant::now());
+        let answer = ask(port).await.expect("answers");
+        assert!(
+            answer.starts_with("HTTP/1.1 200") && answer.contains("\"serviceProxyHealthy\": true"),
+            "{answer}"
+        );
+    }
+
     #[tokio::test]
     async fn a_taken_port_is_tried_again_and_harms_no_other() {
         let (mut ports, _) = ports(true);
