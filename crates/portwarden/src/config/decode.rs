@@ -176,6 +176,15 @@ impl Decoder {
             if name.contains('.') {
                 self.remarks.push(Remark { path, line: node.line, repeated: false });
             } else if let Some((index, row)) = fields().find(|(_, row)| row.field == path && known(row)) {
+                let empty =
+                    matches!(node.value, Tree::Null) && row.kind == Kind::Duration && !row.zero_counts;
+                if empty {
+                    self.problem(
+                        &path,
+                        node.line,
+                        "expected a duration such as \"30s\", found nothing".to_owned(),
+                    );
+                }
                 let value = self.value(row.kind, &path, node);
                 self.document.set_at(index, value);
             } else if is_section(&path) {
@@ -187,7 +196,7 @@ impl Decoder {
         }
     }
 
-    /// `null` is the same as absent, for every type.
+    /// `null` is the same as absent, for every type but durations that kube-proxy cannot leave out.
     fn value(&mut self, kind: Kind, path: &str, node: Node) -> Option<Value> {
         match kind {
             _ if matches!(node.value, Tree::Null) => None,

@@ -3,6 +3,9 @@
 //! The file is read by a function of the caller, so that a reload goes the same way as the start and tests need no disk.
 
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+
+use nix::fcntl::OFlag;
 
 use super::decode::{DecodeError, decode};
 use super::problems::Problems;
@@ -55,7 +58,9 @@ const LARGEST: u64 = 16 << 20;
 
 /// Reads a configuration file. A pipe in its place would be waited for without end, and a file without end would fill the memory.
 pub fn read_file(path: &str) -> io::Result<Vec<u8>> {
-    let metadata = std::fs::metadata(path)?;
+    // Without waiting for the other end of a pipe; a regular file is read in any case.
+    let file = std::fs::File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
+    let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
@@ -63,7 +68,7 @@ pub fn read_file(path: &str) -> io::Result<Vec<u8>> {
         return Err(io::Error::other(format!("it is larger than {} MiB", LARGEST >> 20)));
     }
     let mut bytes = Vec::new();
-    std::fs::File::open(path)?.take(LARGEST).read_to_end(&mut bytes)?;
+    file.take(LARGEST).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 

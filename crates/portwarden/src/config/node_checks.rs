@@ -49,7 +49,7 @@ fn node_port_addresses(config: &Config, node: &NodeFacts) -> Option<String> {
                 .to_owned(),
         );
     }
-    let excluded = config.ipvs.as_ref().map_or(&[][..], |_| &config.ipvs_excluded.cidrs);
+    let excluded = &config.ipvs_excluded.cidrs[..];
     let both = |families: &mut dyn Iterator<Item = Family>| {
         let families: Vec<Family> = families.collect();
         Family::BOTH.iter().all(|family| families.contains(family))
@@ -110,7 +110,7 @@ fn families(config: &Config, node: &NodeFacts, verdict: &mut Verdict) {
     if node.dual_stack {
         return;
     }
-    if config.ipvs.is_some() && only_wrong(&config.ipvs_excluded.cidrs) {
+    if only_wrong(&config.ipvs_excluded.cidrs) {
         note(false, "ipvs.excludeCIDRs are only");
     }
     if config.servers.healthz.is_some_and(|address| wrong_ip(address.ip())) {

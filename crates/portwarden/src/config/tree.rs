@@ -5,8 +5,8 @@
 
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_saphyr::options::DuplicateKeyPolicy;
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy};
 use serde_saphyr::{NonFiniteFloatPolicy, Spanned};
 
 /// A value and where it stands.
@@ -48,6 +48,8 @@ impl Value {
 pub(super) fn parse(text: &str) -> Result<Node, String> {
     let options = serde_saphyr::options! {
         duplicate_keys: DuplicateKeyPolicy::LastWins,
+        // Merged below, as kube-proxy's parser does it: at the place of the key.
+        merge_keys: MergeKeyPolicy::AsOrdinary,
         // As kube-proxy's parser reads them: `yes` is a boolean and `010` is eight.
         strict_booleans: false,
         legacy_octal_numbers: true,
@@ -137,10 +139,31 @@ impl<'de> Visitor<'de> for ValueVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
         let mut map = Vec::new();
         while let Some((key, value)) = entries.next_entry::<String, Spanned<Value>>()? {
-            map.push((key, value.into()));
+            let node: Node = value.into();
+            if key == "<<" {
+                merge(&mut map, node.value).map_err(A::Error::custom)?;
+            } else {
+                map.push((key, node));
+            }
         }
         Ok(Value::Map(map))
     }
+}
+
+/// Adds the entries of a merged map. They count like any others: later ones win. Of several maps the first wins.
+fn merge(map: &mut Vec<(String, Node)>, merged: Value) -> Result<(), &'static str> {
+    const WRONG: &str = "map merge requires a map or a list of maps as the value";
+    match merged {
+        Value::Map(entries) => map.extend(entries),
+        Value::List(items) => {
+            for item in items.into_iter().rev() {
+                let Value::Map(entries) = item.value else { return Err(WRONG) };
+                map.extend(entries);
+            }
+        }
+        _ => return Err(WRONG),
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ use super::decode::{Decoded, Remark};
 use super::duration::GoDuration;
 use super::gates::{Feature, FeatureGates};
 use super::options::{
-    BRIDGE_INTERFACE, CLUSTER_CIDR, DETECT_LOCAL_MODE, FEATURE_GATES, INTERFACE_NAME_PREFIX, Key, LOG_FORMAT,
-    MODE, Notes, QPS, VMODULE, Value, Values, fields,
+    BRIDGE_INTERFACE, CLUSTER_CIDR, DETECT_LOCAL_MODE, FEATURE_GATES, INTERFACE_NAME_PREFIX,
+    JSON_SPLIT_STREAM, Key, LOG_FORMAT, MODE, Notes, QPS, TEXT_SPLIT_STREAM, VMODULE, Value, Values, fields,
 };
 use super::problems::{ProblemKind, Problems};
 use super::resolve::{Resolved, resolve};
@@ -49,7 +49,7 @@ pub enum Notice {
 /// Validates what was written on the command line and, if there is one, in the file.
 pub fn validate(program: Program, flags: &Flags, file: Option<&Decoded>) -> Result<LoadedConfig, Problems> {
     let mut problems = Problems::default();
-    let Resolved { document, defaulted } = resolve(flags, file.map(|file| &file.document), &mut problems);
+    let Resolved { mut document, defaulted } = resolve(flags, file.map(|file| &file.document), &mut problems);
     let mut notices = Vec::new();
     if let Some(file) = file {
         let ignored = flags.void_because_of_file(program);
@@ -66,6 +66,7 @@ pub fn validate(program: Program, flags: &Flags, file: Option<&Decoded>) -> Resu
             FeatureGates::default()
         }
     };
+    notices.extend(drop_split_streams(&mut document, flags, &gates));
     check_options(&document, &gates, &mut problems);
     if !problems.is_empty() {
         return Err(problems.in_order_of_kube_proxy());
@@ -76,6 +77,22 @@ pub fn validate(program: Program, flags: &Flags, file: Option<&Decoded>) -> Resu
     notices.extend(config.defaulted.mode.then_some(Notice::ModeDefaulted));
     notices.extend(config.mode.entry().deprecation.as_ref().map(Notice::ModeDeprecated));
     Ok(LoadedConfig { config, notices })
+}
+
+/// Split streams in a file have no effect without their gate, as in kube-proxy. As flags they are refused.
+fn drop_split_streams(document: &mut Values, flags: &Flags, gates: &FeatureGates) -> Vec<Notice> {
+    let mut notices = Vec::new();
+    for key in [TEXT_SPLIT_STREAM, JSON_SPLIT_STREAM] {
+        let by_flag = flags.values.value(key).is_some();
+        if document.get(key) && !by_flag && !gates.enabled(Feature::LoggingAlphaOptions) {
+            document.set(key, key.row().kind.zero());
+            let field = key.row().field;
+            notices.push(Notice::Gate(format!(
+                "{field} has no effect: feature gate LoggingAlphaOptions is disabled"
+            )));
+        }
+    }
+    notices
 }
 
 /// Applies the rules of every option that has an effect.

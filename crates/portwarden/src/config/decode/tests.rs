@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::config::duration::GoDuration;
 use crate::config::options::{
-    BIND_ADDRESS, BURST, CONNTRACK_MAX_PER_CORE, CONNTRACK_MIN, IPTABLES_MASQUERADE_BIT, LOG_FLUSH_FREQUENCY,
-    MODE, QPS, UDP_IDLE_TIMEOUT,
+    BIND_ADDRESS, BURST, CONNTRACK_MAX_PER_CORE, CONNTRACK_MIN, IPTABLES_MASQUERADE_BIT,
+    IPTABLES_MIN_SYNC_PERIOD, IPTABLES_SYNC_PERIOD, Key, LOG_FLUSH_FREQUENCY, MODE, QPS, UDP_IDLE_TIMEOUT,
 };
 
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
@@ -183,6 +183,61 @@ fn null_is_the_same_as_absent() {
         fields("mode: null\niptables: ~\nnodePortAddresses:\nfeatureGates: null\nconntrack: {min: null}\n")
             .unwrap();
     assert_eq!(decoded, fields("").unwrap());
+}
+
+/// kube-proxy reads an empty duration where the field cannot be absent, and refuses it.
+#[test]
+fn null_is_not_a_duration() {
+    for field in [
+        "configSyncPeriod: null",
+        "iptables: {syncPeriod: ~}",
+        "iptables: {minSyncPeriod: null}",
+        "ipvs: {tcpTimeout: null}",
+        "nftables:\n  syncPeriod:\n",
+        "conntrack: {udpTimeout: null}",
+    ] {
+        match fields(field) {
+            Err(DecodeError::Types(problems)) => {
+                assert_eq!(
+                    problems[0].message, "expected a duration such as \"30s\", found nothing",
+                    "{field}"
+                );
+            }
+            other => panic!("{field}: {other:?}"),
+        }
+    }
+    for field in [
+        "conntrack: {tcpEstablishedTimeout: null}",
+        "conntrack: {tcpCloseWaitTimeout: ~}",
+        "logging: {flushFrequency: null}",
+    ] {
+        assert_eq!(fields(field).unwrap(), fields("").unwrap(), "{field}");
+    }
+}
+
+/// As kube-proxy's parser does it: what is merged counts from where `<<` stands, and of several maps the first wins.
+#[test]
+fn a_merge_key_counts_from_where_it_stands() {
+    fn text<T>(document: &Values, key: Key<T>) -> String {
+        match document.value(key) {
+            Some(Value::Duration(duration)) => duration.to_string(),
+            other => format!("{other:?}"),
+        }
+    }
+    let period = |iptables: &str| {
+        let base = "x: &a {syncPeriod: 5s, minSyncPeriod: 2s}\ny: &b {syncPeriod: 9s}\n";
+        let document = fields(&format!("{base}iptables: {iptables}\n")).unwrap().document;
+        (text(&document, IPTABLES_SYNC_PERIOD), text(&document, IPTABLES_MIN_SYNC_PERIOD))
+    };
+    let pair = |sync: &str, least: &str| (sync.to_owned(), least.to_owned());
+    assert_eq!(period("{syncPeriod: 7s, <<: *a}"), pair("5s", "2s"));
+    assert_eq!(period("{<<: *a, syncPeriod: 7s}"), pair("7s", "2s"));
+    assert_eq!(period("{<<: [*b, *a]}"), pair("9s", "2s"));
+    assert_eq!(period("{<<: [*a, *b]}"), pair("5s", "2s"));
+    for wrong in ["{<<: 7}", "{<<: [*a, 7]}"] {
+        let text = format!("x: &a {{syncPeriod: 5s}}\niptables: {wrong}\n");
+        assert!(matches!(fields(&text), Err(DecodeError::Syntax(_))), "{wrong}");
+    }
 }
 
 #[test]

@@ -83,11 +83,13 @@ fn other_addresses_of_the_wrong_family_are_only_remarked() {
     let base = "nodePortAddresses: [primary]\n";
     one(&format!("{base}healthzBindAddress: '[fd00::1]:1'"), &node(false), "healthzBindAddress is IPv6");
     one(&format!("{base}metricsBindAddress: '[::1]:1'"), &node(false), "metricsBindAddress is IPv6");
-    one(
-        &format!("{base}mode: ipvs\nipvs: {{excludeCIDRs: [fd00::/8]}}"),
-        &node(false),
-        "ipvs.excludeCIDRs are only IPv6",
-    );
+    for mode in ["ipvs", "iptables", "nftables"] {
+        one(
+            &format!("{base}mode: {mode}\nipvs: {{excludeCIDRs: [fd00::/8]}}"),
+            &node(false),
+            "ipvs.excludeCIDRs are only IPv6",
+        );
+    }
     one(&format!("{base}winkernel: {{sourceVip: fd00::1}}"), &node(true), "winkernel.sourceVip is IPv6");
     for fine in ["healthzBindAddress: '[::]:1'", "metricsBindAddress: '[::]:1'"] {
         assert_eq!(

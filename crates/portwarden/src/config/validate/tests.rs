@@ -9,8 +9,8 @@ use portwarden_model::{DetectLocal, NodePortRange};
 use super::*;
 use crate::config::decode::decode;
 use crate::config::gates::Feature;
-use crate::config::to_configz;
 use crate::config::typed::{LogFormat, Source};
+use crate::config::{to_configz, to_yaml};
 use crate::flags::{Invocation, parse};
 use crate::modes::Mode;
 
@@ -309,16 +309,8 @@ const RULES: &[(&str, &str)] = &[
         "logging.vmodule[0]: Invalid value: 2147483648: must be less than or equal to 2147483647",
     ),
     (
-        "logging: {options: {text: {splitStream: true}}}",
-        "logging.options.text.splitStream: Forbidden: feature gate LoggingAlphaOptions is disabled",
-    ),
-    (
         "logging: {options: {text: {infoBufferSize: 1}}}",
         "logging.options.text.infoBufferSize: Forbidden: feature gate LoggingAlphaOptions is disabled",
-    ),
-    (
-        "logging: {options: {json: {splitStream: true}}}",
-        "logging.options.json.splitStream: Forbidden: feature gate LoggingAlphaOptions is disabled",
     ),
     (
         "logging: {options: {json: {infoBufferSize: 64Ki}}}",
@@ -637,6 +629,27 @@ fn logging_options_of_the_chosen_format_count() {
     );
     let logging = with_file("logging: {flushFrequency: 1000000000}").logging;
     assert_eq!(logging.flush_frequency, Duration::from_secs(1), "bare numbers are nanoseconds");
+}
+
+#[test]
+fn split_streams_in_a_file_have_no_effect_without_their_gate() {
+    for format in ["text", "json"] {
+        let text = format!(
+            "mode: nftables\nlogging: {{format: {format}, options: {{{format}: {{splitStream: true}}}}}}"
+        );
+        let LoadedConfig { config, notices } =
+            validate(Program::KubeProxy, &flags(&["--config=f"]), Some(&file(&text))).unwrap();
+        assert!(!config.logging.split_stream, "{format}");
+        assert!(!to_yaml(&config.document).contains("splitStream"), "it is not written back");
+        let notices: Vec<String> = notices.iter().map(ToString::to_string).collect();
+        let notice = format!(
+            "logging.options.{format}.splitStream has no effect: feature gate LoggingAlphaOptions is disabled"
+        );
+        assert_eq!(notices, [notice]);
+        let flag = format!("--log-{format}-split-stream");
+        let refused = validate(Program::KubeProxy, &flags(&["--config=f", &flag]), Some(&file(&text)));
+        assert!(refused.unwrap_err().to_string().contains("LoggingAlphaOptions is disabled"), "{format}");
+    }
 }
 
 #[test]
