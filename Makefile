@@ -31,6 +31,8 @@ demo: build
 
 test: setup
 	@scripts/need-root
+	@echo "== the eBPF object"
+	@scripts/build-ebpf --check
 	@echo "== building the tests"
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
 	    set -e; $(CARGO) nextest run --workspace --locked --no-fail-fast --test-threads $(TEST_THREADS) \

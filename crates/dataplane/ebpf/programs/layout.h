@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
+/* The layout of all maps. `src/layout.rs` has the same, field by field. */
+#ifndef PORTWARDEN_LAYOUT_H
+#define PORTWARDEN_LAYOUT_H
+
+/* Every address has 16 bytes in network order; IPv4 is written as ::ffff:a.b.c.d. Ports are in network order, too. */
+struct address {
+	__u32 word[4];
+};
+
+/* One frontend. */
+struct service_key {
+	struct address address;
+	__u16 port;
+	__u8 protocol;
+	__u8 reserved;
+};
+
+struct service {
+	/* Index of the pool, or 0 if connections are refused. */
+	__u32 pool;
+	/* Seconds for which a client keeps its endpoint; 0 without session affinity. */
+	__u32 affinity;
+	/* Index of the counters; 0 if the service port is not counted. */
+	__u32 counter;
+	/* Only for user space. */
+	__u32 flags;
+};
+
+/*
+ * A pool is one word, so that it changes at once:
+ * bits 32-63 first slot, bits 24-31 logarithm of the slots reserved, bits 0-23 number of endpoints.
+ */
+#define POOL_COUNT_MASK 0xffffff
+
+struct backend {
+	struct address address;
+	__u16 port;
+	/* Set by the program when a UDP socket is connected to the endpoint. */
+	__u16 has_datagram_sockets;
+	/* The pool it belongs to. 0 means that it has left: nothing new may use it. */
+	__u32 pool;
+};
+
+struct affinity_key {
+	__u64 namespace;
+	__u32 pool;
+	__u32 reserved;
+};
+
+struct affinity {
+	__u64 last_use;
+	__u32 backend;
+	__u32 reserved;
+};
+
+struct counter {
+	__u64 connections;
+	__u64 refusals;
+};
+
+/* One destination of a socket: the address that the process asked for, and the endpoint that it got. */
+struct destination {
+	struct address service;
+	struct address endpoint;
+	__u16 service_port;
+	__u16 endpoint_port;
+	__u32 backend;
+};
+
+/* What is remembered for a socket that sends datagrams without being connected. */
+#define DESTINATIONS 8
+struct datagram_socket {
+	struct bpf_spin_lock lock;
+	__u32 next;
+	struct destination destinations[DESTINATIONS];
+};
+
+#endif

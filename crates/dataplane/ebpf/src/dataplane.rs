@@ -1,0 +1,314 @@
+//! The eBPF dataplane of both families.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+use portwarden_model::{
+    Changes, Dataplane, Desired, Family, NamespacedName, NodePortAddresses, NodeView, Notification,
+    PerFamily, ProxiedService, RefusedService, Report, SyncError,
+};
+use portwarden_netlink::route::{Route, RouteMonitor};
+use tracing::{debug, warn};
+
+use crate::adoption::{Earlier, read_records};
+use crate::cgroup::Cgroup;
+use crate::cleanup::remove_other_maps;
+use crate::counters::ServiceCounters;
+use crate::error::Error;
+use crate::features::Features;
+use crate::links::{Links, create_directory};
+use crate::maps::Maps;
+use crate::object;
+use crate::options::Options;
+use crate::pools::Pools;
+use crate::service::{InstalledPort, Refusal, Tables, wanted_by_port};
+
+/// Points sockets of this node at endpoints. The nftables dataplane must serve the same state below it.
+#[derive(Debug)]
+pub struct Ebpf {
+    options: Options,
+    tables: Tables,
+    links: Links,
+    families: PerFamily<FamilyState>,
+    addresses: Vec<IpAddr>,
+    monitor: RouteMonitor,
+}
+
+/// What is in the maps for one family.
+#[derive(Debug, Default)]
+struct FamilyState {
+    services: HashMap<NamespacedName, Installed>,
+    node: Option<NodeView>,
+    synced: bool,
+}
+
+#[derive(Debug)]
+struct Installed {
+    desired: Arc<ProxiedService>,
+    ports: Vec<InstalledPort>,
+}
+
+impl Ebpf {
+    /// Loads the programs and opens or creates the maps, in the network namespace of the calling thread. Nothing is attached until the first sync of each
+    /// family. `counters` outlive the dataplane.
+    pub fn new(options: Options, counters: ServiceCounters) -> Result<Self, Error> {
+        // Checked now, so that a wrong setting ends the start and not a sync.
+        Cgroup::open(options.cgroup.as_deref())?;
+        let directory = options.map_directory();
+        create_pin_directory(&options)?;
+        let programs =
+            object::load(&directory, options.sizes, Features::probe(), options.namespaces.is_some())?;
+        let maps = Maps::open(&directory, options.sizes)?;
+        for cookie in options.namespaces.iter().flatten() {
+            let failed = |source| Error::Map { action: "write to", map: "namespaces", source };
+            maps.namespaces.insert(&cookie.to_ne_bytes(), &[0; 4]).map_err(failed)?;
+        }
+        counters.start(maps.counters, options.sizes.counters());
+        let earlier = Earlier::new(read_records(&maps.services)?);
+        let mut ebpf = Ebpf {
+            tables: Tables {
+                services: maps.services,
+                pools: Pools::new(maps.pools),
+                counters,
+                records: HashMap::new(),
+                earlier,
+                next_port: 0,
+                left_with_sockets: Vec::new(),
+            },
+            links: Links::new(options.link_directory(), programs),
+            families: PerFamily::from_fn(|_| FamilyState::default()),
+            addresses: Vec::new(),
+            monitor: RouteMonitor::open().map_err(Error::Addresses)?,
+            options,
+        };
+        ebpf.addresses = node_addresses()?;
+        Ok(ebpf)
+    }
+
+    /// Brings these Services of a family to what is wanted, those first that are gone: others may want their frontends.
+    fn write(
+        &mut self,
+        family: Family,
+        names: &[(NamespacedName, Option<Arc<ProxiedService>>)],
+        now: Instant,
+    ) -> Result<Report, SyncError> {
+        let mut report = Report::default();
+        let mut failed = None;
+        let (gone, present): (Vec<_>, Vec<_>) = names.iter().partition(|(_, service)| service.is_none());
+        for (name, service) in gone.into_iter().chain(present) {
+            match self.write_service(family, name, service.as_ref(), now) {
+                Ok(written) => report.written += written,
+                Err(Refusal::Full(map)) => {
+                    report.written += self.leave_to_nftables(family, name, now);
+                    report.refused.push(RefusedService { service: name.clone(), reason: full(map) });
+                }
+                Err(Refusal::Kernel(error)) => {
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+        match failed {
+            Some(error) => Err(SyncError { report, ..SyncError::from(error) }),
+            None => Ok(report),
+        }
+    }
+
+    fn write_service(
+        &mut self,
+        family: Family,
+        name: &NamespacedName,
+        service: Option<&Arc<ProxiedService>>,
+        now: Instant,
+    ) -> Result<usize, Refusal> {
+        let state = &mut self.families[family];
+        let mut written = 0;
+        let mut before = state.services.remove(name).map(|installed| installed.ports).unwrap_or_default();
+        let mut ports = Vec::new();
+        let mut result = Ok(());
+        if let (Some(service), Some(node)) = (service, &state.node) {
+            for (port, wanted) in wanted_by_port(node, &self.addresses, &service.ports) {
+                let known = before.iter().position(|installed| installed.name == port.name);
+                let mut installed = match known {
+                    Some(index) => before.swap_remove(index),
+                    None => self.tables.new_port(family, &port.name, &wanted),
+                };
+                match self.tables.write_port(&mut installed, port, &wanted, now) {
+                    Ok(count) => written += count,
+                    Err(refusal) => result = Err(refusal),
+                }
+                ports.push(installed);
+            }
+        }
+        for mut gone in before {
+            match self.tables.remove_port(&mut gone, now) {
+                Ok(count) => written += count,
+                Err(refusal) => {
+                    ports.push(gone);
+                    result = Err(refusal);
+                }
+            }
+        }
+        if !ports.is_empty() {
+            let desired = service
+                .cloned()
+                .unwrap_or_else(|| Arc::new(ProxiedService { ports: [].into(), health_check: None }));
+            state.services.insert(name.clone(), Installed { desired, ports });
+        }
+        result.map(|()| written)
+    }
+
+    /// A Service that does not fit has no records at all: half of its frontends would be worse than none.
+    fn leave_to_nftables(&mut self, family: Family, name: &NamespacedName, now: Instant) -> usize {
+        let Some(installed) = self.families[family].services.remove(name) else { return 0 };
+        let mut written = 0;
+        for mut port in installed.ports {
+            match self.tables.remove_port(&mut port, now) {
+                Ok(count) => written += count,
+                Err(_) => debug!(service = %name, "Cannot remove the records of a Service that does not fit"),
+            }
+        }
+        written
+    }
+
+    /// Removes and repairs what differs from the records that we have written.
+    fn compare(&mut self, family: Family) -> Result<usize, Error> {
+        let found = read_records(&self.tables.services)?;
+        let ours = &self.tables.records;
+        let mut repaired = 0;
+        let failed = |source| Error::Map { action: "repair", map: "services", source };
+        for key in found.keys().filter(|key| key.family() == family && !ours.contains_key(key)) {
+            repaired += usize::from(self.tables.services.remove(&key.0).map_err(failed)?);
+        }
+        for (key, owned) in ours.iter().filter(|(key, _)| key.family() == family) {
+            if found.get(key) != Some(&owned.record) {
+                self.tables.services.insert(&key.0, &owned.record.to_bytes()).map_err(failed)?;
+                repaired += 1;
+            }
+        }
+        Ok(repaired)
+    }
+
+    /// The Services to look at.
+    fn names(
+        &self,
+        desired: &Desired,
+        changes: &Changes,
+    ) -> Vec<(NamespacedName, Option<Arc<ProxiedService>>)> {
+        let with_state = |name: &NamespacedName| (name.clone(), desired.service(name).cloned());
+        if !changes.full && !changes.node {
+            return changes.services.iter().map(with_state).collect();
+        }
+        let known = self.families[desired.family].services.keys();
+        let all: BTreeSet<&NamespacedName> = known.chain(desired.services().map(|(name, _)| name)).collect();
+        all.into_iter().map(with_state).collect()
+    }
+
+    fn attach(&mut self) -> Result<usize, Error> {
+        let cgroup = Cgroup::open(self.options.cgroup.as_deref())?;
+        let changed = self.links.ensure(&cgroup)?;
+        remove_other_maps(&self.options);
+        Ok(changed)
+    }
+
+    /// Writes node ports for the addresses that the node has now.
+    fn follow_addresses(&mut self, now: Instant) -> Result<(), SyncError> {
+        let addresses = node_addresses()?;
+        if addresses == self.addresses {
+            return Ok(());
+        }
+        self.addresses = addresses;
+        for family in Family::BOTH {
+            let state = &self.families[family];
+            if state.node.as_ref().is_none_or(|node| node.node_ports != NodePortAddresses::All) {
+                continue;
+            }
+            let names: Vec<_> =
+                state.services.iter().map(|(name, i)| (name.clone(), Some(Arc::clone(&i.desired)))).collect();
+            self.write(family, &names, now)?;
+        }
+        Ok(())
+    }
+}
+
+impl Dataplane for Ebpf {
+    fn families(&self) -> &[Family] {
+        &self.options.families
+    }
+
+    fn sync(&mut self, desired: &Desired, changes: &Changes, now: Instant) -> Result<Report, SyncError> {
+        let family = desired.family;
+        let first = !self.families[family].synced;
+        self.families[family].node = Some(desired.node.clone());
+        let names = self.names(desired, changes);
+        let mut report = self.write(family, &names, now)?;
+        report.full = changes.full;
+        if changes.full || first {
+            for key in self.tables.earlier.unclaimed(family) {
+                if let Err(Refusal::Kernel(error)) = self.tables.delete(key) {
+                    return Err(SyncError { report, ..SyncError::from(error) });
+                }
+                report.written += 1;
+            }
+            self.families[family].synced = true;
+            let all = self.options.families.iter().all(|family| self.families[*family].synced);
+            let checked = self.compare(family).and_then(|repaired| {
+                let attached = if all { self.attach()? } else { 0 };
+                Ok(repaired + attached)
+            });
+            match checked {
+                Ok(written) => report.written += written,
+                Err(error) => return Err(SyncError { report, ..SyncError::from(error) }),
+            }
+        }
+        Ok(report)
+    }
+
+    fn watch_fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.monitor.as_fd()]
+    }
+
+    fn poll(&mut self, now: Instant) -> Vec<Notification> {
+        if let Err(error) = self.monitor.read(|_| ()) {
+            debug!(err = %error, "Cannot read notifications of addresses");
+        }
+        if let Err(error) = self.follow_addresses(now) {
+            warn!(err = %error, "Cannot follow the addresses of the node; the next full sync does");
+        }
+        Vec::new()
+    }
+}
+
+fn full(map: &str) -> String {
+    format!(
+        "the eBPF maps have no room for its {map}, so nftables serves it; --ebpf-max-endpoints sets their size"
+    )
+}
+
+/// The node's own addresses that sockets can name without a device.
+fn node_addresses() -> Result<Vec<IpAddr>, Error> {
+    let mut route = Route::open().map_err(Error::Addresses)?;
+    let found = route.addresses(None).map_err(Error::Addresses)?;
+    let named = |ip: &IpAddr| match ip {
+        IpAddr::V4(_) => true,
+        IpAddr::V6(ip) => !ip.is_unicast_link_local(),
+    };
+    let mut all: Vec<IpAddr> = found.into_iter().map(|found| found.address).filter(named).collect();
+    all.sort_unstable();
+    all.dedup();
+    Ok(all)
+}
+
+fn create_pin_directory(options: &Options) -> Result<(), Error> {
+    let path = &options.pin_directory;
+    // The directory itself may be missing, but not the file system below it.
+    let existing = path.ancestors().find(|ancestor| ancestor.exists());
+    let kind = existing.and_then(|existing| statfs(existing).ok()).map(|found| found.filesystem_type());
+    if kind != Some(BPF_FS_MAGIC) {
+        return Err(Error::NotBpfFileSystem { path: path.clone() });
+    }
+    create_directory(&options.map_directory())
+}

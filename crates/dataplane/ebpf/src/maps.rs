@@ -1,0 +1,51 @@
+//! The maps that user space reads and writes.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use crate::error::Error;
+use crate::layout::{KEY_SIZE, RECORD_SIZE};
+use crate::options::Sizes;
+use crate::pools::PoolMaps;
+use crate::sys::{HashMapFd, Mapping, PerProcessorArray, open_pinned};
+
+/// `services`: address, port and protocol to a record.
+pub(crate) type ServiceMap = HashMapFd<KEY_SIZE, RECORD_SIZE>;
+
+/// Open maps.
+#[derive(Debug)]
+pub(crate) struct Maps {
+    pub(crate) services: ServiceMap,
+    pub(crate) pools: PoolMaps,
+    pub(crate) counters: PerProcessorArray,
+    pub(crate) namespaces: HashMapFd<8, 4>,
+}
+
+impl Maps {
+    /// Opens what [`crate::object::load`] has pinned.
+    pub(crate) fn open(directory: &Path, sizes: Sizes) -> Result<Maps, Error> {
+        let open = |map: &'static str| -> Result<OwnedFd, Error> {
+            open_pinned(&directory.join(map)).map_err(|source| Error::Map { action: "open", map, source })
+        };
+        let failed = |map| move |source| Error::Map { action: "map into memory", map, source };
+        let processors = aya::util::nr_cpus().map_err(|(path, source)| Error::Pin {
+            action: "read",
+            path: path.into(),
+            source,
+        })?;
+        let pools = PoolMaps {
+            pools: Mapping::of_map(open("pools")?.as_fd(), sizes.pools() as usize)
+                .map_err(failed("pools"))?,
+            slots: Mapping::of_map(open("slots")?.as_fd(), sizes.slots() as usize)
+                .map_err(failed("slots"))?,
+            backends: Mapping::of_map(open("backends")?.as_fd(), sizes.backends() as usize)
+                .map_err(failed("backends"))?,
+        };
+        Ok(Maps {
+            services: HashMapFd::new(open("services")?),
+            pools,
+            counters: PerProcessorArray::new(open("counters")?, 2, processors),
+            namespaces: HashMapFd::new(open("namespaces")?),
+        })
+    }
+}

@@ -1,0 +1,100 @@
+//! Loads the programs and their maps.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use aya::programs::Program;
+use aya::{EbpfLoader, include_bytes_aligned};
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use tracing::debug;
+
+use crate::error::Error;
+use crate::features::Features;
+use crate::options::Sizes;
+
+/// Compiled from `programs/` by `scripts/build-ebpf`.
+static OBJECT: &[u8] = include_bytes_aligned!("../programs/socket.bpf.o");
+
+/// Where a program is attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Hook {
+    /// The name of the program, and of its pinned link.
+    pub(crate) name: &'static str,
+    /// The kernel's number of the hook.
+    pub(crate) attach_type: u32,
+}
+
+/// Those that restore addresses come first: whatever is translated can then be restored.
+pub(crate) const HOOKS: [Hook; 8] = [
+    Hook { name: "getpeername4", attach_type: 29 },
+    Hook { name: "getpeername6", attach_type: 30 },
+    Hook { name: "recvmsg4", attach_type: 19 },
+    Hook { name: "recvmsg6", attach_type: 20 },
+    Hook { name: "sendmsg4", attach_type: 14 },
+    Hook { name: "sendmsg6", attach_type: 15 },
+    Hook { name: "connect4", attach_type: 10 },
+    Hook { name: "connect6", attach_type: 11 },
+];
+
+/// The maps that are pinned. What is remembered for sockets is among them, so that it survives a restart.
+pub(crate) const MAPS: [&str; 9] = [
+    "services",
+    "pools",
+    "slots",
+    "backends",
+    "affinities",
+    "counters",
+    "namespaces",
+    "connected_sockets",
+    "datagram_sockets",
+];
+
+/// A program in the kernel that is not attached yet.
+#[derive(Debug)]
+pub(crate) struct LoadedProgram {
+    pub(crate) hook: Hook,
+    pub(crate) fd: OwnedFd,
+}
+
+/// Opens the maps pinned in a directory, or creates and pins them; then loads the programs over them.
+pub(crate) fn load(
+    directory: &Path,
+    sizes: Sizes,
+    features: Features,
+    listed_namespaces_only: bool,
+) -> Result<Vec<LoadedProgram>, Error> {
+    // Before 5.11, maps count against this limit.
+    if let Err(error) = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {
+        debug!(err = %error, "Cannot raise the limit of locked memory");
+    }
+    let can_set_error = u32::from(features.can_set_error);
+    let node_namespace = features.node_namespace.unwrap_or(0);
+    let listed_namespaces_only = u32::from(listed_namespaces_only);
+    let paths = MAPS.map(|map| (map, directory.join(map)));
+    let mut loader = EbpfLoader::new();
+    loader
+        .btf(None)
+        .override_global("can_set_error", &can_set_error, true)
+        .override_global("node_namespace", &node_namespace, true)
+        .override_global("listed_namespaces_only", &listed_namespaces_only, true)
+        .map_max_entries("services", sizes.frontends)
+        .map_max_entries("pools", sizes.pools())
+        .map_max_entries("slots", sizes.slots())
+        .map_max_entries("backends", sizes.backends())
+        .map_max_entries("counters", sizes.counters());
+    for (map, path) in &paths {
+        loader.map_pin_path(map, path.as_path());
+    }
+    let mut object = loader.load(OBJECT).map_err(|source| Error::Maps(Box::new(source)))?;
+    let mut programs = Vec::new();
+    for hook in HOOKS {
+        let Some(Program::CgroupSockAddr(program)) = object.program_mut(hook.name) else {
+            return Err(Error::NoProgram(hook.name));
+        };
+        let refused = |source| Error::Program { program: hook.name, source: Box::new(source) };
+        program.load().map_err(refused)?;
+        let fd = program.fd().map_err(refused)?.as_fd().try_clone_to_owned();
+        programs.push(LoadedProgram { hook, fd: fd.map_err(|error| refused(error.into()))? });
+    }
+    Ok(programs)
+}

@@ -1,0 +1,90 @@
+//! What only this mode has to know.
+
+use std::path::{Path, PathBuf};
+
+use portwarden_model::Family;
+
+use crate::layout::VERSION;
+
+/// Where maps and links are pinned unless the operator says otherwise.
+pub const PIN_DIRECTORY: &str = "/sys/fs/bpf/portwarden";
+
+/// The settings of this mode.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// The families to serve.
+    pub families: Vec<Family>,
+    /// The cgroup whose processes are served; `None` means the root of cgroup v2 as mounted on this host.
+    pub cgroup: Option<PathBuf>,
+    /// A directory on a BPF file system. What is pinned there outlives the process.
+    pub pin_directory: PathBuf,
+    /// How much the maps hold.
+    pub sizes: Sizes,
+    /// Cookies of the network namespaces to serve; `None` means all.
+    pub namespaces: Option<Vec<u64>>,
+}
+
+/// How much the maps hold. A Service that does not fit is left to nftables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// Endpoints of all pools, each as often as pools have it.
+    pub endpoints: u32,
+    /// Frontends: addresses with port and protocol.
+    pub frontends: u32,
+    /// Service ports with counters of their own.
+    pub counted_ports: u32,
+}
+
+impl Options {
+    /// All network namespaces, the root of cgroup v2, and maps for 250,000 endpoints.
+    pub fn new(families: &[Family]) -> Self {
+        Options {
+            families: families.to_vec(),
+            cgroup: None,
+            pin_directory: PIN_DIRECTORY.into(),
+            sizes: Sizes::default(),
+            namespaces: None,
+        }
+    }
+
+    /// Maps of another version or size never share a directory with these.
+    pub(crate) fn map_directory(&self) -> PathBuf {
+        let Sizes { endpoints, frontends, counted_ports } = self.sizes;
+        self.pin_directory.join(format!("maps-v{VERSION}-{endpoints}-{frontends}-{counted_ports}"))
+    }
+
+    pub(crate) fn link_directory(&self) -> PathBuf {
+        link_directory(&self.pin_directory)
+    }
+}
+
+pub(crate) fn link_directory(pin_directory: &Path) -> PathBuf {
+    pin_directory.join("links")
+}
+
+impl Sizes {
+    /// A range of slots may be twice as large as its pool, and while a pool changes it has two.
+    pub(crate) fn slots(self) -> u32 {
+        self.endpoints.next_power_of_two().saturating_mul(2)
+    }
+
+    /// Number 0 is not used.
+    pub(crate) fn backends(self) -> u32 {
+        self.endpoints + 1
+    }
+
+    /// Each frontend has at most one pool.
+    pub(crate) fn pools(self) -> u32 {
+        self.frontends + 1
+    }
+
+    pub(crate) fn counters(self) -> u32 {
+        self.counted_ports + 1
+    }
+}
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Sizes { endpoints: 1 << 18, frontends: 1 << 17, counted_ports: 1 << 12 }
+    }
+}

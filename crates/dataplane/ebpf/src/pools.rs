@@ -1,0 +1,299 @@
+//! Pools in the maps: which endpoints each has, and the memory behind them.
+//!
+//! The maps themselves are the only copy. One endpoint more or less is a backend, a slot and the pool's word. Anything bigger is written to new slots
+//! first; then the pool's one word leads to them.
+
+use std::collections::{HashSet, VecDeque};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use portwarden_model::Pool;
+
+use crate::layout::{BackendCell, PoolWord, SlotCell};
+use crate::ranges::Ranges;
+use crate::sys::{Mapping, PUBLISH};
+
+/// What is no longer used rests this long before something else gets it. A program that has just read a number needs microseconds.
+const REST: Duration = Duration::from_secs(1);
+
+/// The three array maps of pools.
+#[derive(Debug)]
+pub(crate) struct PoolMaps {
+    pub(crate) pools: Mapping<AtomicU64>,
+    pub(crate) slots: Mapping<SlotCell>,
+    pub(crate) backends: Mapping<BackendCell>,
+}
+
+/// A map has no room left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Full {
+    Pools,
+    Slots,
+    Backends,
+}
+
+/// What a change of a pool did.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Updated {
+    /// Writes to maps.
+    pub(crate) written: usize,
+    /// Endpoints that left and to which UDP sockets may be connected.
+    pub(crate) left_with_sockets: Vec<SocketAddr>,
+}
+
+/// The pools of both families.
+#[derive(Debug)]
+pub(crate) struct Pools {
+    maps: PoolMaps,
+    ranges: Ranges,
+    free_pools: Numbers,
+    free_backends: Numbers,
+    resting: VecDeque<(Instant, Resting)>,
+}
+
+#[derive(Debug)]
+enum Resting {
+    Pool(u32),
+    Range { first: u32, order: u8 },
+    Backend(u32),
+}
+
+impl Pools {
+    /// Maps without any pool that is in use. The number of slots is a power of two.
+    pub(crate) fn new(maps: PoolMaps) -> Self {
+        let order = u8::try_from(maps.slots.len().trailing_zeros()).unwrap_or(0);
+        let (pools, backends) = (maps.pools.len(), maps.backends.len());
+        Pools {
+            maps,
+            ranges: Ranges::new(order),
+            free_pools: Numbers::below(pools),
+            free_backends: Numbers::below(backends),
+            resting: VecDeque::new(),
+        }
+    }
+
+    /// Takes over a pool that an earlier process has left. Returns false, and changes nothing, if it is not sound.
+    pub(crate) fn adopt(&mut self, pool: u32) -> bool {
+        let Some(word) =
+            self.maps.pools.get(pool as usize).map(|w| PoolWord::from_bits(w.load(Ordering::Relaxed)))
+        else {
+            return false;
+        };
+        let end = u64::from(word.first) + u64::from(word.count);
+        let sound = pool != 0
+            && word.count > 0
+            && word.order < 31
+            && word.count <= 1 << word.order
+            && usize::try_from(end).is_ok_and(|end| end <= self.maps.slots.len());
+        if !sound || !self.free_pools.is_free(pool) {
+            return false;
+        }
+        let numbers: Vec<u32> = self.numbers(word).collect();
+        let distinct: HashSet<u32> = numbers.iter().copied().collect();
+        let ours = |number: &u32| {
+            self.free_backends.is_free(*number)
+                && self.maps.backends.get(*number as usize).is_some_and(|cell| cell.pool() == pool)
+        };
+        if distinct.len() != numbers.len()
+            || !numbers.iter().all(ours)
+            || !self.ranges.take_at(word.first, word.order)
+        {
+            return false;
+        }
+        self.free_pools.take_at(pool);
+        numbers.into_iter().for_each(|number| self.free_backends.take_at(number));
+        true
+    }
+
+    /// A new pool with these endpoints, of which there must be some.
+    pub(crate) fn create(&mut self, wanted: &Pool, now: Instant) -> Result<(u32, usize), Full> {
+        self.wake(now);
+        let pool = self.free_pools.take().ok_or(Full::Pools)?;
+        let addresses: Vec<SocketAddr> = wanted.iter().map(|backend| backend.address()).collect();
+        match self.write_anew(pool, Vec::new(), &addresses) {
+            Ok(written) => Ok((pool, written)),
+            Err(full) => {
+                self.free_pools.give_back(pool);
+                Err(full)
+            }
+        }
+    }
+
+    /// Brings a pool to the wanted endpoints, of which there must be some. If a map is full, nothing changes.
+    pub(crate) fn update(&mut self, pool: u32, wanted: &Pool, now: Instant) -> Result<Updated, Full> {
+        self.wake(now);
+        let word = self.word(pool);
+        let mut missing: HashSet<SocketAddr> = wanted.iter().map(|backend| backend.address()).collect();
+        let (mut kept, mut leaving) = (Vec::new(), Vec::new());
+        for (position, number) in (0..word.count).zip(self.numbers(word)) {
+            match missing.remove(&self.maps.backends[number as usize].address()) {
+                true => kept.push(number),
+                false => leaving.push((position, number)),
+            }
+        }
+        let missing: Vec<SocketAddr> = missing.into_iter().collect();
+        let written = match (leaving.as_slice(), missing.as_slice()) {
+            ([], []) => return Ok(Updated::default()),
+            ([], [one]) if word.count < 1 << word.order => self.append(pool, word, *one)?,
+            ([(position, _)], [one]) => self.replace(pool, word.first + position, *one)?,
+            ([(position, _)], []) if word.count > 1 => self.remove(pool, word, *position),
+            _ => {
+                let written = self.write_anew(pool, kept, &missing)?;
+                self.resting.push_back((now, Resting::Range { first: word.first, order: word.order }));
+                written
+            }
+        };
+        let mut updated = Updated { written: written + leaving.len(), left_with_sockets: Vec::new() };
+        for (_, number) in leaving {
+            self.retire(number, now, &mut updated.left_with_sockets);
+        }
+        Ok(updated)
+    }
+
+    /// Gives up a pool to which no record leads any more.
+    pub(crate) fn release(&mut self, pool: u32, now: Instant) -> Updated {
+        let word = self.word(pool);
+        let mut updated = Updated::default();
+        let numbers: Vec<u32> = self.numbers(word).collect();
+        self.maps.pools[pool as usize].store(0, PUBLISH);
+        updated.written = 1 + numbers.len();
+        for number in numbers {
+            self.retire(number, now, &mut updated.left_with_sockets);
+        }
+        self.resting.push_back((now, Resting::Range { first: word.first, order: word.order }));
+        self.resting.push_back((now, Resting::Pool(pool)));
+        updated
+    }
+
+    fn word(&self, pool: u32) -> PoolWord {
+        PoolWord::from_bits(self.maps.pools[pool as usize].load(Ordering::Relaxed))
+    }
+
+    fn set_word(&self, pool: u32, word: PoolWord) {
+        self.maps.pools[pool as usize].store(word.to_bits(), PUBLISH);
+    }
+
+    fn numbers(&self, word: PoolWord) -> impl Iterator<Item = u32> {
+        let slots = &self.maps.slots[word.first as usize..][..word.count as usize];
+        slots.iter().map(SlotCell::get)
+    }
+
+    fn new_backend(&mut self, pool: u32, address: SocketAddr) -> Result<u32, Full> {
+        let number = self.free_backends.take().ok_or(Full::Backends)?;
+        self.maps.backends[number as usize].fill(address, pool);
+        Ok(number)
+    }
+
+    fn append(&mut self, pool: u32, word: PoolWord, address: SocketAddr) -> Result<usize, Full> {
+        let number = self.new_backend(pool, address)?;
+        self.maps.slots[(word.first + word.count) as usize].set(number);
+        self.set_word(pool, PoolWord { count: word.count + 1, ..word });
+        Ok(3)
+    }
+
+    fn replace(&mut self, pool: u32, slot: u32, address: SocketAddr) -> Result<usize, Full> {
+        let number = self.new_backend(pool, address)?;
+        self.maps.slots[slot as usize].set(number);
+        Ok(2)
+    }
+
+    fn remove(&mut self, pool: u32, word: PoolWord, position: u32) -> usize {
+        let last = self.maps.slots[(word.first + word.count - 1) as usize].get();
+        self.maps.slots[(word.first + position) as usize].set(last);
+        self.set_word(pool, PoolWord { count: word.count - 1, ..word });
+        2
+    }
+
+    /// Writes all slots of a pool in a new range, then switches.
+    fn write_anew(&mut self, pool: u32, kept: Vec<u32>, missing: &[SocketAddr]) -> Result<usize, Full> {
+        let total = kept.len() + missing.len();
+        let count =
+            u32::try_from(total).ok().filter(|count| *count <= PoolWord::MAX_COUNT).ok_or(Full::Slots)?;
+        if self.free_backends.available < missing.len() {
+            return Err(Full::Backends);
+        }
+        let order = Ranges::order_for(count);
+        let first = self.ranges.take(order).ok_or(Full::Slots)?;
+        let mut numbers = kept;
+        for address in missing {
+            numbers.push(self.new_backend(pool, *address)?);
+        }
+        for (slot, number) in self.maps.slots[first as usize..].iter().zip(&numbers) {
+            slot.set(*number);
+        }
+        self.set_word(pool, PoolWord { first, order, count });
+        Ok(missing.len() + total + 1)
+    }
+
+    fn retire(&mut self, number: u32, now: Instant, left_with_sockets: &mut Vec<SocketAddr>) {
+        let cell = &self.maps.backends[number as usize];
+        cell.retire();
+        if cell.has_datagram_sockets() {
+            left_with_sockets.push(cell.address());
+        }
+        self.resting.push_back((now, Resting::Backend(number)));
+    }
+
+    /// Makes available what has rested.
+    fn wake(&mut self, now: Instant) {
+        while let Some((since, _)) = self.resting.front()
+            && now.saturating_duration_since(*since) >= REST
+            && let Some((_, rested)) = self.resting.pop_front()
+        {
+            match rested {
+                Resting::Pool(pool) => self.free_pools.give_back(pool),
+                Resting::Range { first, order } => self.ranges.give_back(first, order),
+                Resting::Backend(number) => self.free_backends.give_back(number),
+            }
+        }
+    }
+}
+
+/// Free numbers. 0 is never handed out: in the maps it stands for nothing.
+#[derive(Debug)]
+struct Numbers {
+    given_back: Vec<u32>,
+    taken: Vec<bool>,
+    /// All from here on were never handed out, but some may have been adopted.
+    next: usize,
+    available: usize,
+}
+
+impl Numbers {
+    fn below(end: usize) -> Self {
+        Numbers { given_back: Vec::new(), taken: vec![false; end], next: 1, available: end.saturating_sub(1) }
+    }
+
+    fn is_free(&self, number: u32) -> bool {
+        number != 0 && self.taken.get(number as usize) == Some(&false)
+    }
+
+    fn take(&mut self) -> Option<u32> {
+        let number = match self.given_back.pop() {
+            Some(number) => number,
+            None => {
+                let offset = self.taken.get(self.next..)?.iter().position(|taken| !taken)?;
+                let number = self.next + offset;
+                self.next = number + 1;
+                u32::try_from(number).ok()?
+            }
+        };
+        self.take_at(number);
+        Some(number)
+    }
+
+    fn take_at(&mut self, number: u32) {
+        self.taken[number as usize] = true;
+        self.available -= 1;
+    }
+
+    fn give_back(&mut self, number: u32) {
+        self.taken[number as usize] = false;
+        self.available += 1;
+        self.given_back.push(number);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,228 @@
+//! Brings the records and pools of one Service into the maps.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Instant;
+
+use portwarden_model::{Exposure, Family, NodeView, PoolKind, PortName, ProxiedPort};
+
+use crate::adoption::{Earlier, pool_flags};
+use crate::counters::ServiceCounters;
+use crate::error::Error;
+use crate::frontends::{Wanted, wanted};
+use crate::layout::{Key, Record};
+use crate::maps::ServiceMap;
+use crate::pools::{Full, Pools};
+
+/// The maps, and what is in them.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    pub(crate) services: ServiceMap,
+    pub(crate) pools: Pools,
+    pub(crate) counters: ServiceCounters,
+    /// The records that the kernel has acknowledged.
+    pub(crate) records: HashMap<Key, Owned>,
+    pub(crate) earlier: Earlier,
+    pub(crate) next_port: u64,
+    /// Endpoints that left since the last look and to which UDP sockets may be connected.
+    pub(crate) left_with_sockets: Vec<SocketAddr>,
+}
+
+/// A record and the port that has written it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Owned {
+    pub(crate) record: Record,
+    port: u64,
+    exposure: Exposure,
+}
+
+/// What a service port has in the maps.
+#[derive(Debug)]
+pub(crate) struct InstalledPort {
+    pub(crate) name: PortName,
+    number: u64,
+    counter: u32,
+    cluster: Option<u32>,
+    local: Option<u32>,
+    keys: Vec<Key>,
+}
+
+/// Why a port could not be written.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// A map is full.
+    Full(&'static str),
+    /// The kernel refused a record.
+    Kernel(Error),
+}
+
+impl Tables {
+    /// Writes a port: pools first, then the records that lead to them, then what is no longer needed. Returns the number of writes.
+    pub(crate) fn write_port(
+        &mut self,
+        installed: &mut InstalledPort,
+        port: &ProxiedPort,
+        wanted: &[Wanted],
+        now: Instant,
+    ) -> Result<usize, Refusal> {
+        let mut written = 0;
+        for kind in [PoolKind::Cluster, PoolKind::Local] {
+            if wanted.iter().any(|wanted| wanted.pool == Some(kind)) {
+                written += self.write_pool(installed, port, wanted, kind, now)?;
+            }
+        }
+        let mut keys = Vec::with_capacity(wanted.len());
+        for wanted in wanted {
+            let pool = wanted.pool.and_then(|kind| *installed.pool(kind));
+            let record = Record {
+                pool: pool.unwrap_or(0),
+                affinity: port.affinity.map_or(0, |seconds| seconds.get()),
+                counter: installed.counter,
+                flags: wanted.pool.map_or(0, pool_flags),
+            };
+            let owned = Owned { record, port: installed.number, exposure: wanted.exposure };
+            if self.is_taken(wanted.key, &owned) {
+                continue;
+            }
+            keys.push(wanted.key);
+            written += self.write_record(wanted.key, owned)?;
+        }
+        let unwanted: Vec<Key> = installed.keys.iter().copied().filter(|key| !keys.contains(key)).collect();
+        installed.keys = keys;
+        for key in unwanted {
+            written += self.remove_record(key, installed.number)?;
+        }
+        for kind in [PoolKind::Cluster, PoolKind::Local] {
+            if !wanted.iter().any(|wanted| wanted.pool == Some(kind)) {
+                written += self.release_pool(installed, kind, now);
+            }
+        }
+        Ok(written)
+    }
+
+    /// Removes all that a port has.
+    pub(crate) fn remove_port(
+        &mut self,
+        installed: &mut InstalledPort,
+        now: Instant,
+    ) -> Result<usize, Refusal> {
+        let mut written = 0;
+        while let Some(key) = installed.keys.last().copied() {
+            written += self.remove_record(key, installed.number)?;
+            installed.keys.pop();
+        }
+        for kind in [PoolKind::Cluster, PoolKind::Local] {
+            written += self.release_pool(installed, kind, now);
+        }
+        self.counters.give_back(std::mem::take(&mut installed.counter));
+        Ok(written)
+    }
+
+    /// A port that has nothing yet, except what it had before a restart.
+    pub(crate) fn new_port(&mut self, family: Family, name: &PortName, wanted: &[Wanted]) -> InstalledPort {
+        self.next_port += 1;
+        let kept = self.earlier.counter(wanted).filter(|index| self.counters.adopt(*index, family, name));
+        let counter = kept.unwrap_or_else(|| self.counters.take(family, name));
+        InstalledPort {
+            name: name.clone(),
+            number: self.next_port,
+            counter,
+            cluster: None,
+            local: None,
+            keys: Vec::new(),
+        }
+    }
+
+    fn write_pool(
+        &mut self,
+        installed: &mut InstalledPort,
+        port: &ProxiedPort,
+        wanted: &[Wanted],
+        kind: PoolKind,
+        now: Instant,
+    ) -> Result<usize, Refusal> {
+        let endpoints = port.pool(kind);
+        let place = installed.pool(kind);
+        if place.is_none() {
+            *place = self.earlier.pool(wanted, kind).filter(|pool| self.pools.adopt(*pool));
+        }
+        let Some(pool) = *place else {
+            let (pool, written) = self.pools.create(endpoints, now)?;
+            *place = Some(pool);
+            return Ok(written);
+        };
+        let updated = self.pools.update(pool, endpoints, now)?;
+        self.left_with_sockets.extend(updated.left_with_sockets);
+        Ok(updated.written)
+    }
+
+    fn release_pool(&mut self, installed: &mut InstalledPort, kind: PoolKind, now: Instant) -> usize {
+        let Some(pool) = installed.pool(kind).take() else { return 0 };
+        let updated = self.pools.release(pool, now);
+        self.left_with_sockets.extend(updated.left_with_sockets);
+        updated.written
+    }
+
+    /// An address of a Service goes before a node port on the same address. nftables does the same.
+    fn is_taken(&self, key: Key, by: &Owned) -> bool {
+        self.records.get(&key).is_some_and(|owned| owned.port != by.port && owned.exposure < by.exposure)
+    }
+
+    fn write_record(&mut self, key: Key, owned: Owned) -> Result<usize, Refusal> {
+        let earlier = self.earlier.claim(key);
+        let before = self.records.get(&key).map(|owned| owned.record).or(earlier);
+        if before != Some(owned.record) {
+            self.services.insert(&key.0, &owned.record.to_bytes()).map_err(|source| {
+                match source.raw_os_error() {
+                    Some(libc::E2BIG | libc::ENOSPC) => Refusal::Full("frontends"),
+                    _ => Refusal::Kernel(Error::Map { action: "write to", map: "services", source }),
+                }
+            })?;
+        }
+        self.records.insert(key, owned);
+        Ok(usize::from(before != Some(owned.record)))
+    }
+
+    fn remove_record(&mut self, key: Key, port: u64) -> Result<usize, Refusal> {
+        if self.records.get(&key).is_none_or(|owned| owned.port != port) {
+            return Ok(0);
+        }
+        self.delete(key)?;
+        self.records.remove(&key);
+        Ok(1)
+    }
+
+    /// Deletes a record from the kernel, whoever has written it.
+    pub(crate) fn delete(&self, key: Key) -> Result<(), Refusal> {
+        let failed = |source| Refusal::Kernel(Error::Map { action: "delete from", map: "services", source });
+        self.services.remove(&key.0).map(drop).map_err(failed)
+    }
+}
+
+impl InstalledPort {
+    fn pool(&mut self, kind: PoolKind) -> &mut Option<u32> {
+        match kind {
+            PoolKind::Cluster => &mut self.cluster,
+            PoolKind::Local => &mut self.local,
+        }
+    }
+}
+
+/// The records that the ports of a Service should have.
+pub(crate) fn wanted_by_port<'a>(
+    node: &NodeView,
+    addresses: &[IpAddr],
+    ports: &'a [ProxiedPort],
+) -> Vec<(&'a ProxiedPort, Vec<Wanted>)> {
+    ports.iter().map(|port| (port, wanted(node, addresses, port))).collect()
+}
+
+impl From<Full> for Refusal {
+    fn from(full: Full) -> Self {
+        Refusal::Full(match full {
+            Full::Pools => "pools",
+            Full::Slots => "slots",
+            Full::Backends => "endpoints",
+        })
+    }
+}
