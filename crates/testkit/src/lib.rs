@@ -5,6 +5,7 @@
 //! dataplane into it, the [`oracle`] predicts the outcome, and [`scenario`]s describe it in files.
 
 pub mod apiserver;
+pub mod bpf;
 pub mod drive;
 pub mod harness;
 pub mod netns;

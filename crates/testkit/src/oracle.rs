@@ -44,6 +44,10 @@ pub struct Mode {
     /// its source, other ports are refused, and all clients share the endpoints that clients from elsewhere get. A virtual server cannot drop:
     /// with policy Local and endpoints only elsewhere, it uses those. Who is masqueraded depends on the policy alone, except at cluster addresses.
     pub virtual_servers: bool,
+    /// Sockets of the node and of its pods are pointed at endpoints before there is a packet. Endpoints see who connects, also an endpoint that connects to
+    /// itself. Source ranges, `masqueradeAll`, SCTP, dropped traffic, policy Local where pods are unknown, and ports with session affinity and one of these
+    /// are as without this.
+    pub at_sockets: bool,
 }
 
 /// Something that a host sends: the first packet of a connection.
@@ -117,9 +121,9 @@ impl<'a> Packet<'a> {
 }
 
 impl<'a> Oracle<'a> {
-    /// Whether endpoints see the node's address for every client.
-    pub(crate) fn hides_clients(&self) -> bool {
-        self.mode.proxies
+    /// Whether a mode decides what endpoints see as the source of a packet, whatever others do: a proxy that connects itself, sockets that connect directly.
+    pub(crate) fn decides_source(&self, packet: &Packet<'_>) -> bool {
+        self.mode.proxies || (self.mode.at_sockets && self.starts_here(packet))
     }
 
     /// For a state of the node, with these servers running.
@@ -180,14 +184,17 @@ impl<'a> Oracle<'a> {
     /// Whether node ports answer on the address that a packet is for.
     fn node_ports_answer(&self, packet: &Packet<'_>) -> bool {
         let (node, ip) = (&self.desired(packet).node, packet.to.ip());
-        // Only a proxy can answer on ::1: the kernel does not route it.
-        let loopback = (ip.is_ipv4() || self.mode.proxies)
+        // Only sockets can answer on ::1: the kernel does not route it.
+        let loopback = (ip.is_ipv4() || self.mode.proxies || self.mode.at_sockets)
             && self.mode.localhost_node_ports
             && node.loopback_node_ports != LoopbackNodePorts::Excluded;
         node.node_ports.contains(ip) && (loopback || !ip.is_loopback())
     }
 
     fn at_frontend(&self, packet: &Packet<'_>, port: &ProxiedPort, frontend: &Frontend) -> Expected {
+        if self.is_served_at_socket(packet, port, frontend) {
+            return self.at_socket(packet, port, frontend);
+        }
         let filtered = port.has_endpoints || self.mode.ranges_without_endpoints;
         if frontend.exposure == Exposure::LoadBalancerIp && filtered && !may_use(packet.source, port) {
             return Expected::dropped();
@@ -209,6 +216,54 @@ impl<'a> Oracle<'a> {
                 Expected { sticky, ..expected }
             }
         }
+    }
+
+    /// Whether a process of the node or of one of its pods has sent it.
+    fn starts_here(&self, packet: &Packet<'_>) -> bool {
+        let is_sender = |host: &Host| host.name() == packet.from.name();
+        is_sender(self.topology.node()) || self.topology.pods().iter().any(is_sender)
+    }
+
+    fn is_served_at_socket(&self, packet: &Packet<'_>, port: &ProxiedPort, frontend: &Frontend) -> bool {
+        let left = |frontend: &Frontend| {
+            let filtered = frontend.exposure == Exposure::LoadBalancerIp && port.source_ranges.is_some();
+            let masquerade_all =
+                frontend.exposure == Exposure::ClusterIp && frontend.masquerade == Masquerade::Always;
+            let by_origin = frontend.from_node != frontend.from_elsewhere
+                && self.desired(packet).node.pod_traffic == PodTraffic::Unknown;
+            filtered || masquerade_all || by_origin
+        };
+        let pools: BTreeSet<bool> = port
+            .active_frontends()
+            .filter(|frontend| matches!(frontend.from_node, Verdict::Forward(_)))
+            .map(|frontend| frontend.from_node == Verdict::Forward(PoolKind::Local))
+            .collect();
+        // A client with session affinity has one endpoint at all frontends of the port.
+        let split = port.affinity.is_some() && (port.active_frontends().any(left) || pools.len() > 1);
+        self.mode.at_sockets
+            && self.starts_here(packet)
+            && packet.transport != Transport::Sctp
+            && frontend.from_node != Verdict::Drop
+            && (packet.to.ip().is_loopback() || !(split || left(frontend)))
+    }
+
+    /// The socket is connected to an endpoint, as if the process had asked for that.
+    fn at_socket(&self, packet: &Packet<'_>, port: &ProxiedPort, frontend: &Frontend) -> Expected {
+        let Verdict::Forward(kind) = frontend.from_node else { return Expected::refused() };
+        let mut expected =
+            Expected { sticky: port.affinity.map(|_| port.name.clone()), ..Expected::default() };
+        let chosen = |to| Packet::new(self.topology, packet.from, packet.transport, to).source;
+        let bound = packet.source != chosen(packet.to);
+        for backend in port.pool(kind).iter() {
+            let source = if bound { packet.source } else { chosen(backend.address()) };
+            self.at_server(packet.transport, source, backend.address(), &mut expected);
+            // A socket of the node that is not bound to its primary address gets that of the device which leads to the endpoint.
+            if packet.from.name() == self.topology.node().name() && !bound && !self.is_node(backend.ip) {
+                let device = self.masquerade_address(backend.ip);
+                self.at_server(packet.transport, device, backend.address(), &mut expected);
+            }
+        }
+        expected
     }
 
     /// Left to choose, the kernel takes the address that a process of the node connects to.

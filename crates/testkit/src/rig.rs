@@ -12,6 +12,7 @@ use tempfile::TempDir;
 
 use crate::build::{NodeBuilder, ServiceBuilder, SliceBuilder, ToEvent, node, service_cidr};
 use crate::drive::sync_to_end;
+use crate::netns::Namespace;
 use crate::oracle::{Mode, Oracle, Served};
 use crate::probe::Transport;
 use crate::topology::addresses::{CLUSTER_CIDR, NODE, NODE_PODS, SERVICE_CIDR};
@@ -30,6 +31,8 @@ pub struct Candidate {
     pub start: Start,
     /// Removes flows that lead nowhere, as the engine does after a sync. Called inside the node's namespace.
     pub clean_flows: fn(&Desired, &Changes, &[IpAddr]) -> Result<()>,
+    /// Removes what would outlive the node's namespace. Called at the end.
+    pub stop: fn(&Options),
 }
 
 /// Makes dataplanes.
@@ -42,6 +45,8 @@ pub struct Options {
     pub localhost_node_ports: bool,
     /// A folder that no other test uses.
     pub folder: PathBuf,
+    /// The namespaces of the node and of its pods.
+    pub namespaces: Vec<Namespace>,
 }
 
 /// One manifest.
@@ -83,7 +88,9 @@ impl Rig {
         localhost_node_ports: bool,
     ) -> Result<Rig> {
         let folder = TempDir::new().context("cannot make a folder")?;
-        let options = Options { localhost_node_ports, folder: folder.path().to_owned() };
+        let hosts = std::iter::once(topology.node()).chain(topology.pods());
+        let namespaces = hosts.map(|host| host.namespace().clone()).collect();
+        let options = Options { localhost_node_ports, folder: folder.path().to_owned(), namespaces };
         let mut cluster = Cluster::new(settings);
         cluster.apply(Event::HostAddresses(topology.node_addresses().into()));
         let dataplanes = start(&candidate, &topology, &options)?;
@@ -202,6 +209,13 @@ impl Rig {
                 .with_context(|| format!("cannot clean {family} flows"))?;
         }
         Ok(())
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.dataplanes.clear();
+        (self.candidate.stop)(&self.options);
     }
 }
 

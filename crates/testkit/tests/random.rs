@@ -52,6 +52,11 @@ fn userspace_does_what_the_oracle_says() {
     try_clusters(candidates::USERSPACE);
 }
 
+#[test]
+fn ebpf_does_what_the_oracle_says() {
+    try_clusters(candidates::EBPF);
+}
+
 /// Who sends where, as positions in lists that depend on the cluster.
 #[derive(Clone, Debug)]
 struct Shot {

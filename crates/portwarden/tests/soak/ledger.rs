@@ -40,6 +40,7 @@ const MODE: Mode = Mode {
     dead_node_ports_everywhere: false,
     proxies: false,
     virtual_servers: false,
+    at_sockets: false,
     contested_frontends: false,
 };
 

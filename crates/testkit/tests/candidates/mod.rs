@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+mod ebpf;
+
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +21,7 @@ use portwarden_userspace::{Drain, Options as UserspaceOptions, Userspace};
 use portwarden_xtables::{Programs, Variant};
 
 /// All of them.
-pub(crate) const ALL: [Candidate; 5] = [NFTABLES, IPTABLES_NFT, IPTABLES_LEGACY, IPVS, USERSPACE];
+pub(crate) const ALL: [Candidate; 6] = [NFTABLES, IPTABLES_NFT, IPTABLES_LEGACY, IPVS, USERSPACE, EBPF];
 
 /// Which kernel the tests run on. Not every dataplane works on each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,10 +64,12 @@ pub(crate) const NFTABLES: Candidate = Candidate {
         dead_node_ports_everywhere: false,
         proxies: false,
         virtual_servers: false,
+        at_sockets: false,
     },
     node_port_addresses: &[NodePortRange::Primary],
     start: start_nftables,
     clean_flows,
+    stop: |_| (),
 };
 
 pub(crate) const IPTABLES_NFT: Candidate = Candidate {
@@ -80,10 +84,12 @@ pub(crate) const IPTABLES_NFT: Candidate = Candidate {
         dead_node_ports_everywhere: true,
         proxies: false,
         virtual_servers: false,
+        at_sockets: false,
     },
     node_port_addresses: &[],
     start: |options| start_iptables(options, Variant::Nft),
     clean_flows,
+    stop: |_| (),
 };
 
 pub(crate) const IPTABLES_LEGACY: Candidate = Candidate {
@@ -99,6 +105,15 @@ pub(crate) const USERSPACE: Candidate = Candidate {
     start: start_userspace,
     // The dataplane does it itself: flows lead to its sockets, not to endpoints.
     clean_flows: |_, _, _| Ok(()),
+    stop: |_| (),
+};
+
+pub(crate) const EBPF: Candidate = Candidate {
+    name: "ebpf",
+    mode: Mode { localhost_node_ports: true, at_sockets: true, ..NFTABLES.mode },
+    start: ebpf::start,
+    stop: ebpf::stop,
+    ..NFTABLES
 };
 
 fn start_userspace(options: &Options) -> Result<Vec<Box<dyn Dataplane>>> {
@@ -123,10 +138,12 @@ pub(crate) const IPVS: Candidate = Candidate {
         dead_node_ports_everywhere: false,
         proxies: false,
         virtual_servers: true,
+        at_sockets: false,
     },
     node_port_addresses: &[],
     start: start_ipvs,
     clean_flows,
+    stop: |_| (),
 };
 
 fn start_ipvs(options: &Options) -> Result<Vec<Box<dyn Dataplane>>> {

@@ -1,0 +1,45 @@
+//! Mode ebpf: programs at a cgroup of this process, which serve only the namespaces of one test.
+
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use portwarden_ebpf::{Ebpf, Options as EbpfOptions, Sizes, cleanup, network_namespace_cookie};
+use portwarden_model::{Dataplane, Family, Layers};
+use portwarden_nftables::{Nftables, Options as NftablesOptions};
+use portwarden_testkit::bpf;
+use portwarden_testkit::netns::Namespace;
+use portwarden_testkit::rig::Options;
+
+pub(crate) fn start(options: &Options) -> Result<Vec<Box<dyn Dataplane>>> {
+    let nftables = Nftables::new(&Family::BOTH, NftablesOptions::default())?;
+    let cookie = |namespace: &Namespace| -> Result<u64> {
+        let _inside = namespace.enter()?;
+        let socket = UdpSocket::bind("0.0.0.0:0").context("cannot open a socket")?;
+        network_namespace_cookie(socket.as_fd()).context("cannot read the cookie of a namespace")
+    };
+    let namespaces = options.namespaces.iter().map(cookie).collect::<Result<Vec<u64>>>()?;
+    let own = EbpfOptions {
+        cgroup: Some(bpf::cgroup()?),
+        pin_directory: pin_directory(options)?,
+        sizes: Sizes { endpoints: 1024, frontends: 1024, counted_ports: 64 },
+        namespaces: Some(namespaces),
+        ..EbpfOptions::new(&Family::BOTH)
+    };
+    let ebpf = Ebpf::new(own, Default::default())?;
+    Ok(vec![Box::new(Layers::new(Box::new(nftables), vec![Box::new(ebpf)]))])
+}
+
+pub(crate) fn stop(options: &Options) {
+    if let Ok(directory) = pin_directory(options)
+        && let Err(error) = cleanup(&directory)
+    {
+        eprintln!("cannot remove {}: {error}", directory.display());
+    }
+}
+
+fn pin_directory(options: &Options) -> Result<PathBuf> {
+    let folder = options.folder.file_name().context("the folder has no name")?;
+    bpf::pin_directory(&folder.to_string_lossy())
+}
