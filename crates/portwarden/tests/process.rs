@@ -341,9 +341,9 @@ fn a_process_that_cannot_run_says_so_twice_and_ends_with_status_1() -> Result<()
     {
         ensure!(error.contains(words), "{words}: {error}");
     }
-    let flags = ["--proxy-mode=ebpf", "--conntrack-max-per-core=0"];
+    let flags = ["--proxy-mode=ebpf", "--conntrack-max-per-core=0", "--ebpf-pin-directory=/tmp/not-there"];
     let error = format!("{:#}", rig.program().args(flags).run().err().context("it cannot run")?);
-    ensure!(error.contains("mode ebpf is not built in yet; use --proxy-mode=nftables"), "{error}");
+    ensure!(error.contains("/tmp/not-there is not on a BPF file system; mount one"), "{error}");
     Ok(())
 }
 

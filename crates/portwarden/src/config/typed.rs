@@ -2,13 +2,14 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use ipnet::IpNet;
 use portwarden_model::{DetectLocal, Name, NodePortRange, Settings, Timestamp};
 
 use super::gates::{Feature, FeatureGates};
-use super::options::{self, Key, Positive, VModule, Values, Within};
+use super::options::{self, FromValue, Key, Positive, VModule, Values, Within};
 use crate::flags::Flags;
 use crate::modes::{Mode, Section};
 
@@ -29,6 +30,8 @@ pub struct Config {
     pub ipvs_excluded: ExcludedRanges,
     /// What only mode userspace needs; absent in every other mode.
     pub userspace: Option<Userspace>,
+    /// What concerns mode ebpf. Every mode needs it to find what that mode has left.
+    pub ebpf: Ebpf,
     /// How pod traffic is identified.
     pub detect_local: DetectLocal,
     /// The pods' ranges, whether or not they identify pod traffic.
@@ -108,6 +111,17 @@ pub struct Userspace {
     pub udp_idle_timeout: Duration,
     /// How long connections may go on after the process was asked to end.
     pub drain_timeout: Duration,
+}
+
+/// What concerns mode ebpf.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ebpf {
+    /// The cgroup whose processes are served; absent means the root.
+    pub cgroup_root: Option<PathBuf>,
+    /// Where maps and programs are pinned.
+    pub pin_directory: PathBuf,
+    /// How many endpoints the maps hold.
+    pub max_endpoints: u32,
 }
 
 /// `ipvs.excludeCIDRs`, which kube-proxy validates in mode ipvs only.
@@ -209,9 +223,8 @@ pub struct Defaulted {
     pub min_sync_period: bool,
 }
 
-/// A flag without a field in the file has its default only here.
-fn drain_timeout(flags: &Flags) -> Duration {
-    let key = options::USERSPACE_DRAIN_TIMEOUT;
+/// The value of a flag without a field in the file, which has its default only here.
+fn flag<T: FromValue>(flags: &Flags, key: Key<T>) -> T {
     let mut own = Values::default();
     own.set(key, flags.values.value(key).cloned().or_else(|| key.row().default_value()));
     own.get(key)
@@ -247,8 +260,9 @@ impl Config {
             userspace: options::PORT_RANGE.row().scope.includes(mode).then(|| Userspace {
                 port_range: document.get(options::PORT_RANGE).0,
                 udp_idle_timeout: document.get(options::UDP_IDLE_TIMEOUT).0,
-                drain_timeout: drain_timeout(flags),
+                drain_timeout: flag(flags, options::USERSPACE_DRAIN_TIMEOUT),
             }),
+            ebpf: ebpf(flags),
             detect_local: detect_local(&document),
             cluster_cidrs: document.get(options::CLUSTER_CIDR).all_or_none(),
             node_port_addresses: document.get(options::NODE_PORT_ADDRESSES),
@@ -334,6 +348,15 @@ fn ipvs(document: &Values) -> Ipvs {
         tcp_fin_timeout: document.get(options::IPVS_TCP_FIN_TIMEOUT),
         udp_timeout: document.get(options::IPVS_UDP_TIMEOUT),
         drain_limit: document.get(options::IPVS_DRAIN_LIMIT),
+    }
+}
+
+fn ebpf(flags: &Flags) -> Ebpf {
+    let root: String = flag(flags, options::EBPF_CGROUP_ROOT);
+    Ebpf {
+        cgroup_root: (!root.is_empty()).then(|| root.into()),
+        pin_directory: flag(flags, options::EBPF_PIN_DIRECTORY).into(),
+        max_endpoints: flag(flags, options::EBPF_MAX_ENDPOINTS).0.max(1).cast_unsigned(),
     }
 }
 

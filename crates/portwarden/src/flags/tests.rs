@@ -65,6 +65,9 @@ const KUBE_PROXY: &[(&str, &str, &str, &str)] = &[
 
 /// Ours, of the same form.
 const OWN: &[(&str, &str, &str, &str)] = &[
+    ("ebpf-cgroup-root", "", "/c", "/c"),
+    ("ebpf-max-endpoints", "262144", "1000", "1000"),
+    ("ebpf-pin-directory", "/sys/fs/bpf/portwarden", "/p", "/p"),
     ("manifests", "", "/m", "/m"),
     ("page-bind-address", "127.0.0.1:10266", "1.2.3.4", "1.2.3.4"),
     ("proxy-port-range", "", "1-2", "1-2"),

@@ -11,6 +11,7 @@ mod own;
 mod packets;
 mod process;
 mod rest_client;
+mod services;
 mod sync;
 mod text;
 
@@ -27,6 +28,7 @@ pub use own::OwnMetrics;
 pub use packets::PacketCounter;
 pub use process::process_start_time;
 pub use rest_client::RestClientMetrics;
+pub use services::ReadPortCounts;
 pub use sync::{FlowMetrics, ModeMetrics, SyncMetrics};
 pub use text::{CONTENT_TYPE, go_float};
 
@@ -102,6 +104,13 @@ impl Metrics {
         let collector =
             collector.map_err(|source| MetricError { name: connections::PREFIX.into(), source })?;
         Part(&self.registry).add(connections::PREFIX, collector)
+    }
+
+    /// Publishes what eBPF programs count for each service port, read at each scrape.
+    pub fn socket_connections(&self, read: ReadPortCounts) -> Result<(), MetricError> {
+        let collector = services::ServiceCollector::new(read);
+        let collector = collector.map_err(|source| MetricError { name: services::PREFIX.into(), source })?;
+        Part(&self.registry).add(services::PREFIX, collector)
     }
 
     /// All metrics in the text format of Prometheus.

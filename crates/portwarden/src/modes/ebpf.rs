@@ -1,11 +1,19 @@
-//! Mode ebpf, which kube-proxy does not have. It stands on the nftables dataplane and shares its settings.
+//! Mode ebpf, which kube-proxy does not have: sockets of this node are pointed at endpoints. It stands on the nftables dataplane, which serves everything
+//! else, and shares its settings.
 
-use portwarden_model::{Dataplane, Family};
+use std::sync::{LazyLock, OnceLock};
 
-use super::leftovers::Leftover;
-use super::{BuildContext, Entry, Mode, Operations, Section, not_built_in};
+use anyhow::Context;
+use portwarden_ebpf::{Ebpf, Options, ServiceCounters, Sizes};
+use portwarden_model::{Dataplane, Family, Layers};
+use portwarden_nftables::{Nftables, Options as NftablesOptions};
+use tracing::debug;
+
+use super::leftovers::{Leftover, Phase};
+use super::{BuildContext, Entry, Mode, Operations, Section};
 use crate::config::Config;
 use crate::engine::ModeWords;
+use crate::metrics::{MetricError, Metrics};
 
 pub(super) static ENTRY: Entry = Entry {
     words: ModeWords { name: "ebpf", sync_failed: "ebpf sync failed", counters: &[] },
@@ -18,18 +26,51 @@ pub(super) static ENTRY: Entry = Entry {
     operations: &EbpfMode,
 };
 
+/// One set of counters for the life of the process: a reload makes new dataplanes over the same maps.
+static COUNTERS: LazyLock<ServiceCounters> = LazyLock::new(ServiceCounters::default);
+static PUBLISHED: OnceLock<()> = OnceLock::new();
+
 struct EbpfMode;
 
 impl Operations for EbpfMode {
+    /// The dataplanes probe what they need when they are made.
     fn probe(&self, _family: Family) -> anyhow::Result<()> {
         Ok(())
     }
 
-    fn build(&self, _context: &BuildContext<'_>) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {
-        not_built_in(Mode::Ebpf)
+    fn build(&self, context: &BuildContext<'_>) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {
+        let config = &context.config;
+        let below = NftablesOptions { masquerade_bit: config.masquerade.bit, loopback_node_ports: false };
+        let nftables = Nftables::new(context.families, below)
+            .context("cannot create the nftables proxier, on which mode ebpf stands")?;
+        let sizes = Sizes { endpoints: config.ebpf.max_endpoints, ..Sizes::default() };
+        let options = Options {
+            cgroup: config.ebpf.cgroup_root.clone(),
+            pin_directory: config.ebpf.pin_directory.clone(),
+            sizes,
+            ..Options::new(context.families)
+        };
+        let ebpf = Ebpf::new(options, COUNTERS.clone()).context("cannot create the ebpf proxier")?;
+        Ok(vec![Box::new(Layers::new(Box::new(nftables), vec![Box::new(ebpf)]))])
     }
 
-    fn leftovers(&self, _kept: Option<Mode>, _config: &Config) -> Vec<Leftover> {
-        Vec::new()
+    fn publish_metrics(&self, _config: &Config, metrics: &Metrics) -> Result<(), MetricError> {
+        if PUBLISHED.set(()).is_err() {
+            return Ok(());
+        }
+        metrics.socket_connections(Box::new(|| COUNTERS.read()))
+    }
+
+    fn leftovers(&self, kept: Option<Mode>, config: &Config) -> Vec<Leftover> {
+        if kept == Some(Mode::Ebpf) {
+            return Vec::new();
+        }
+        let directory = config.ebpf.pin_directory.clone();
+        // Before any rules: what the programs leave alone needs those rules until the end.
+        vec![Leftover::new(Phase::Jumps, "eBPF programs", move || {
+            let found = portwarden_ebpf::cleanup(&directory)?;
+            debug!(found, path = %directory.display(), "Looked for leftovers of mode ebpf");
+            Ok(())
+        })]
     }
 }

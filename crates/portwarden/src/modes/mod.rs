@@ -171,11 +171,6 @@ pub(crate) fn build(config: &Config, support: FamilySupport) -> anyhow::Result<V
     mode.entry().operations.build(&BuildContext { config, families: &support.families() })
 }
 
-/// A mode that has a place in the registry and no dataplane yet.
-fn not_built_in(mode: Mode) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {
-    bail!("mode {mode} is not built in yet; use --proxy-mode=nftables or --proxy-mode=iptables")
-}
-
 /// A section of the configuration file that several modes may share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Section {

@@ -82,7 +82,8 @@ impl Operations for NftablesMode {
     }
 
     fn leftovers(&self, kept: Option<Mode>, _config: &Config) -> Vec<Leftover> {
-        if kept == Some(Mode::Nftables) {
+        // Mode ebpf stands on the same tables.
+        if matches!(kept, Some(Mode::Nftables | Mode::Ebpf)) {
             return Vec::new();
         }
         let table = |family: Family| {

@@ -137,13 +137,14 @@ pub(crate) enum Group {
     Iptables,
     Ipvs,
     Userspace,
+    Ebpf,
     Kernel,
     Servers,
     Logs,
 }
 
 impl Group {
-    pub(crate) const TITLES: [(Group, &str); 10] = [
+    pub(crate) const TITLES: [(Group, &str); 11] = [
         (Group::Actions, "What to do"),
         (Group::Sources, "Where the configuration and the objects come from"),
         (Group::Dataplane, "The dataplane"),
@@ -151,6 +152,7 @@ impl Group {
         (Group::Iptables, "Mode iptables (and, where said, others)"),
         (Group::Ipvs, "Mode ipvs"),
         (Group::Userspace, "Mode userspace"),
+        (Group::Ebpf, "Mode ebpf"),
         (Group::Kernel, "The node's kernel"),
         (Group::Servers, "Health, metrics, the live page and profiles"),
         (Group::Logs, "Logs"),
