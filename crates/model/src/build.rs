@@ -293,6 +293,12 @@ impl NodeBuilder {
         self
     }
 
+    /// Adds a taint.
+    pub fn taint(mut self, key: &str) -> Self {
+        self.0.spec.taints.push(manifest::Taint { key: key.to_owned() });
+        self
+    }
+
     /// Adds a range of its pods.
     pub fn pod_cidr(mut self, cidr: impl Display) -> Self {
         self.0.spec.pod_cidrs.push(cidr.to_string());

@@ -150,6 +150,7 @@ impl App {
             RunningSource::start(config, &node, &options.version, &engine, &metrics.rest_client).await?;
         events.attach(&node, source.recorder());
         let mut tasks = JoinSet::new();
+        tasks.spawn(source.remove_startup_taint(config, &node, receivers.installed.clone()));
         start_followers(&mut tasks, receivers, &node, &health, &metrics, &events);
         tasks.spawn(watchdog::watch(health.clone(), heartbeat, metrics.clone(), activity.clone()));
         events.started();

@@ -7,7 +7,10 @@ use std::time::Duration;
 use anyhow::Context;
 use portwarden_source::Sink;
 use portwarden_source::files::Files;
-use portwarden_source::kubernetes::{Client, ClientOptions, EventRecorder, Kubernetes, NewEvent, Observer};
+use portwarden_source::kubernetes::{
+    Client, ClientOptions, EventRecorder, Kubernetes, NewEvent, Observer, remove_startup_taint,
+};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
@@ -29,6 +32,7 @@ const CONTROLLER: &str = "kube-proxy";
 pub(crate) struct RunningSource {
     tasks: JoinSet<()>,
     recorder: Option<EventRecorder>,
+    client: Option<Client>,
 }
 
 impl RunningSource {
@@ -48,7 +52,7 @@ impl RunningSource {
                 let files = Files::new(path, node)
                     .with_context(|| format!("cannot follow the manifests in {path:?}"))?;
                 tasks.spawn(files.run(sink));
-                Ok(RunningSource { tasks, recorder: None })
+                Ok(RunningSource { tasks, recorder: None, client: None })
             }
             Source::Api(api) => {
                 let client = Client::new(options(api, version), Some(observer(metrics.clone()))).await?;
@@ -56,10 +60,10 @@ impl RunningSource {
                 let (recorder, record) = recorder(&client);
                 metrics.connected();
                 let streaming = config.gates.enabled(Feature::WatchListClient);
-                tasks.spawn(Kubernetes::new(client, node).streaming_lists(streaming).run(sink));
+                tasks.spawn(Kubernetes::new(client.clone(), node).streaming_lists(streaming).run(sink));
                 // Ends with the last recorder, and is not part of the source whose end matters.
                 tokio::spawn(record);
-                Ok(RunningSource { tasks, recorder: Some(recorder) })
+                Ok(RunningSource { tasks, recorder: Some(recorder), client: Some(client) })
             }
         }
     }
@@ -67,6 +71,26 @@ impl RunningSource {
     /// Sends Events to the API server; `None` with a folder of manifests.
     pub(super) fn recorder(&self) -> Option<EventRecorder> {
         self.recorder.clone()
+    }
+
+    /// Removes the startup taint from the Node as soon as everything is installed, if the configuration names one.
+    pub(super) fn remove_startup_taint(
+        &self,
+        config: &Config,
+        node: &str,
+        mut installed: watch::Receiver<bool>,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        let work = config.startup_taint.clone().zip(self.client.clone());
+        if config.startup_taint.is_some() && work.is_none() {
+            warn!("--remove-startup-taint has no effect with --manifests");
+        }
+        let node = node.to_owned();
+        async move {
+            let Some((key, client)) = work else { return };
+            if installed.wait_for(|installed| *installed).await.is_ok() {
+                remove_startup_taint(client, node, key).await;
+            }
+        }
     }
 
     /// Waits until the source ends, which it only does when the engine has ended.

@@ -44,6 +44,8 @@ pub struct Config {
     pub hostname_override: Option<String>,
     /// Where objects come from.
     pub source: Source,
+    /// The key of the taint that is removed from the Node after the first sync.
+    pub startup_taint: Option<String>,
     /// How often every known object is looked at again.
     pub config_sync_period: Duration,
     /// The HTTP servers.
@@ -292,6 +294,7 @@ impl Config {
                 udp_timeout: document.get(options::CONNTRACK_UDP_TIMEOUT),
                 udp_stream_timeout: document.get(options::CONNTRACK_UDP_STREAM_TIMEOUT),
             },
+            startup_taint: taint_key(&flags.values.get(options::REMOVE_STARTUP_TAINT)),
             sysctl_hard_fail: flags.values.get(options::SYSCTL_HARD_FAIL),
             oom_score_adj: document.get(options::OOM_SCORE_ADJ).0,
             gates,
@@ -385,6 +388,12 @@ fn api_client(document: &Values, flags: &Flags) -> ApiClient {
         content_type,
         limit: (qps > 0.0).then_some(RateLimit { qps, burst: document.get(options::BURST) }),
     }
+}
+
+/// The key in `KEY=VALUE:EFFECT`, the form of the kubelet's flag; an empty text is none.
+fn taint_key(text: &str) -> Option<String> {
+    let key = text.split(['=', ':']).next().unwrap_or_default();
+    (!key.is_empty()).then(|| key.to_owned())
 }
 
 fn logging(document: &Values) -> Logging {

@@ -458,7 +458,9 @@ impl Engine {
                 Outcome::Failed(failure) => self.failed(words, family, &failure),
             }
         }
-        self.syncs.finish_change();
+        if self.syncs.finish_change() {
+            self.outputs.installed();
+        }
         self.show_modes();
         Ok(())
     }

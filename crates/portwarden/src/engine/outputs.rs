@@ -41,6 +41,7 @@ impl Default for HealthCheckPorts {
 pub struct EngineOutputs {
     health_checks: watch::Sender<PerFamily<HealthCheckPorts>>,
     notices: mpsc::Sender<Notice>,
+    installed: watch::Sender<bool>,
 }
 
 /// The other thread's ends.
@@ -49,6 +50,8 @@ pub struct EngineReceivers {
     pub health_checks: watch::Receiver<PerFamily<HealthCheckPorts>>,
     /// What to report as Events.
     pub notices: mpsc::Receiver<Notice>,
+    /// Whether every family has been written once.
+    pub installed: watch::Receiver<bool>,
 }
 
 impl EngineOutputs {
@@ -56,12 +59,22 @@ impl EngineOutputs {
     pub fn new(limit: usize) -> (Self, EngineReceivers) {
         let (health_checks, health_checks_out) = watch::channel(PerFamily::default());
         let (notices, notices_out) = mpsc::channel(limit);
-        let receivers = EngineReceivers { health_checks: health_checks_out, notices: notices_out };
-        (EngineOutputs { health_checks, notices }, receivers)
+        let (installed, installed_out) = watch::channel(false);
+        let receivers = EngineReceivers {
+            health_checks: health_checks_out,
+            notices: notices_out,
+            installed: installed_out,
+        };
+        (EngineOutputs { health_checks, notices, installed }, receivers)
     }
 
     pub(super) fn notice(&self, notice: Notice) {
         let _ = self.notices.try_send(notice);
+    }
+
+    /// Everything has been written at least once.
+    pub(super) fn installed(&self) {
+        self.installed.send_if_modified(|installed| !std::mem::replace(installed, true));
     }
 
     /// Publishes the health-check ports after a sync that brought `changes` to the kernel.

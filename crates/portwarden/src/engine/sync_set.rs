@@ -115,11 +115,11 @@ impl SyncSet {
         }
     }
 
-    /// Drops the old mode once the new one has installed everything, and removes leftovers.
-    pub(super) fn finish_change(&mut self) {
+    /// Drops the old mode once the new one has installed everything, and removes leftovers. Returns whether everything is installed.
+    pub(super) fn finish_change(&mut self) -> bool {
         let newest = self.incoming.as_ref().unwrap_or(&self.current);
         if !newest.families().all(FamilySync::is_installed) {
-            return;
+            return false;
         }
         if let Some(incoming) = self.incoming.take() {
             self.current = incoming;
@@ -128,6 +128,7 @@ impl SyncSet {
         if let Some(remove) = self.remove_leftovers.take() {
             remove();
         }
+        true
     }
 
     /// The notifications of all dataplanes.

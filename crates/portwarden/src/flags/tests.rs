@@ -71,6 +71,7 @@ const OWN: &[(&str, &str, &str, &str)] = &[
     ("manifests", "", "/m", "/m"),
     ("page-bind-address", "127.0.0.1:10266", "1.2.3.4", "1.2.3.4"),
     ("proxy-port-range", "", "1-2", "1-2"),
+    ("remove-startup-taint", "", "a/b=:NoSchedule", "a/b=:NoSchedule"),
     ("ipvs-drain-limit", "0s", "5m", "5m0s"),
     ("sysctl-hard-fail", "false", "true", "true"),
     ("udp-timeout", "250ms", "1s", "1s"),

@@ -132,12 +132,14 @@ pub(crate) struct Call<'a> {
     pub(crate) method: Method,
     pub(crate) path_and_query: &'a str,
     pub(crate) content_type: Option<&'static str>,
+    /// The media type of the response, if it must be a certain one.
+    pub(crate) accept: Option<&'static str>,
     pub(crate) body: Bytes,
 }
 
 impl<'a> Call<'a> {
     pub(crate) fn get(path_and_query: &'a str) -> Self {
-        Call { method: Method::GET, path_and_query, content_type: None, body: Bytes::new() }
+        Call { method: Method::GET, path_and_query, content_type: None, accept: None, body: Bytes::new() }
     }
 }
 
@@ -239,10 +241,11 @@ impl Client {
     }
 
     fn request(&self, call: Call<'_>, connection: &Connection) -> Result<Request<Body>, RequestError> {
+        let accept = call.accept.map_or_else(|| self.shared.accept.clone(), HeaderValue::from_static);
         let mut request = Request::builder()
             .method(call.method)
             .uri(call.path_and_query)
-            .header(ACCEPT, self.shared.accept.clone())
+            .header(ACCEPT, accept)
             .header(USER_AGENT, self.shared.user_agent.clone());
         if let Some(content_type) = call.content_type {
             request = request.header(CONTENT_TYPE, content_type);

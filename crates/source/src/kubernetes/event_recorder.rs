@@ -182,6 +182,7 @@ impl Worker {
                 method: method.clone(),
                 path_and_query: path,
                 content_type: Some(content_type),
+                accept: None,
                 body: body.clone(),
             };
             let error = match self.client.send(call).await {

@@ -11,6 +11,7 @@
 //! | `event_batches.rs` | decoded objects to batches of model events |
 //! | `reflector.rs`, `retry_policy.rs`, `backoff.rs` | one kind of object, listed and watched through every failure |
 //! | `event_recorder.rs` | Kubernetes Events |
+//! | `startup_taint.rs` | the removal of a taint from the Node |
 
 mod any_connection;
 mod backoff;
@@ -27,6 +28,7 @@ mod rate_limiter;
 mod reflector;
 mod resource;
 mod retry_policy;
+mod startup_taint;
 mod watch;
 
 use portwarden_model::manifest;
@@ -35,6 +37,7 @@ pub use client::{Client, ClientOptions, Observation, Observer};
 pub use credentials::{AccessError, TokenError};
 pub use error::RequestError;
 pub use event_recorder::{EventRecorder, NewEvent, Regarding, Severity};
+pub use startup_taint::remove_startup_taint;
 
 use crate::manifest::Manifest;
 use crate::sink::Sink;

@@ -230,6 +230,14 @@ impl ApiServer {
         self.shared.store().events.values().cloned().collect()
     }
 
+    /// The keys of a Node's taints.
+    pub fn taints(&self, node: &str) -> Vec<String> {
+        let node = self.shared.store().get(Resource::Nodes, "", node);
+        let node: Value = node.and_then(|node| serde_json::from_slice(node.json()).ok()).unwrap_or_default();
+        let taints = node["spec"]["taints"].as_array().into_iter().flatten();
+        taints.filter_map(|taint| taint["key"].as_str()).map(str::to_owned).collect()
+    }
+
     /// Changes how the server behaves from now on.
     pub fn behave(&self, change: impl FnOnce(&mut Behaviour)) {
         change(&mut lock(&self.shared.behaviour));

@@ -37,14 +37,12 @@ pub(super) fn write(
         }
         Method::PUT => {
             let found = found.ok_or_else(|| Refusal::not_found(target))?;
-            let version = value["metadata"]["resourceVersion"].as_str().unwrap_or_default();
-            if !version.is_empty() && version != found.metadata().resource_version {
-                return Err(Refusal::conflict(target));
-            }
+            refuse_old_version(target, &value, &found.metadata().resource_version)?;
             checked(target, value)?
         }
         Method::PATCH => {
             let found = found.ok_or_else(|| Refusal::not_found(target))?;
+            refuse_old_version(target, &value, &found.metadata().resource_version)?;
             let mut now: Value = serde_json::from_slice(found.json()).unwrap_or_default();
             merge(&mut now, value);
             checked(target, now)?
@@ -56,6 +54,12 @@ pub(super) fn write(
         _ => return Err(Refusal::new(405, "MethodNotAllowed", "the server does not allow this method")),
     };
     Ok(encode::object(media, &store.apply(object)))
+}
+
+/// A write that names a version changes that version, or nothing.
+fn refuse_old_version(target: &Target, value: &Value, current: &str) -> Result<(), Refusal> {
+    let version = value["metadata"]["resourceVersion"].as_str().unwrap_or_default();
+    if version.is_empty() || version == current { Ok(()) } else { Err(Refusal::conflict(target)) }
 }
 
 fn content(method: &Method, headers: &HeaderMap, body: &[u8]) -> Result<Value, Refusal> {

@@ -58,6 +58,10 @@ options! {
     MANIFESTS: String = { kind: Kind::Path, flag: "manifests", group: Group::Sources, beside_file: true, own: true,
         help: "Read Services, EndpointSlices and Nodes from this file or folder of manifests, and follow changes, instead \
                of asking an API server." },
+    REMOVE_STARTUP_TAINT: String = { kind: Kind::Text, flag: "remove-startup-taint", group: Group::Sources, beside_file: true,
+        own: true,
+        help: "Remove the taint with this key from the Node once all Services are in force; the form of the kubelet's \
+               --register-with-taints, KEY=VALUE:EFFECT, is accepted, too. Needs the verbs get and patch on nodes." },
     MASTER: String = { kind: Kind::Text, flag: "master", group: Group::Sources, beside_file: true,
         help: "The API server's URL, instead of the one in the kubeconfig file." },
 
