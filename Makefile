@@ -6,7 +6,7 @@ TEST_THREADS ?= 3
 DURATION ?= 10m
 BENCH ?= full
 
-.PHONY: help demo test test-uml bench lint fmt build soak other-kernel setup clean
+.PHONY: help demo test test-uml bench lint fmt build image soak other-kernel setup clean
 
 help:
 	@echo "make demo    build, and watch Portwarden serve a small cluster in network namespaces (needs root)"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-uml    the part of make test that needs IPVS or SCTP, in user-mode Linux (needs root)"
 	@echo "make lint    format, clippy, licences"
 	@echo "make fmt     format the code"
+	@echo "make image   container images for this architecture, as OCI archives in target/image/release, with lists of their contents"
 	@echo "make build   the release binary, target/release/portwarden, with its symbols in portwarden.debug"
 
 setup:
@@ -26,6 +27,9 @@ build: setup
 	@echo "== building the release binary"
 	@scripts/build
 
+image:
+	@scripts/image
+
 demo: build
 	@scripts/demo
 
@@ -33,18 +37,24 @@ test: setup
 	@scripts/need-root
 	@echo "== the eBPF object"
 	@scripts/build-ebpf --check
+	@scripts/deploy-tools
 	@echo "== building the tests"
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
 	    set -e; $(CARGO) nextest run --workspace --locked --no-fail-fast --test-threads $(TEST_THREADS) \
 	        -E 'not binary(scenarios)'; \
 	    echo "== the profiler"; \
 	    $(CARGO) nextest run --locked -p portwarden --features profiling --test profiling; \
+	    echo "== the container images"; \
+	    scripts/image --debug; \
+	    $(CARGO) nextest run --locked -p portwarden --features profiling --test image; \
 	    echo "== scenarios"; \
 	    $(CARGO) test --locked --quiet -p portwarden-testkit --test scenarios -- --quiet --test-threads $(TEST_THREADS); \
 	    echo "== doc tests"; $(CARGO) test --workspace --locked --doc --quiet; \
 	else \
 	    set -e; $(CARGO) test --workspace --locked --no-fail-fast -- --test-threads $(TEST_THREADS); \
 	    $(CARGO) test --locked -p portwarden --features profiling --test profiling; \
+	    scripts/image --debug; \
+	    $(CARGO) test --locked -p portwarden --features profiling --test image; \
 	fi
 	@scripts/test-uml
 

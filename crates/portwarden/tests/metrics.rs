@@ -3,11 +3,13 @@
 //! `fixtures/metrics-nftables.txt` is what kube-proxy v1.37.0-rc.1 answered in nftables mode.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::time::Duration;
 
 use portwarden::metrics::{BuildInfo, Metrics, PacketCounter};
 use portwarden::modes::Mode;
 use portwarden_model::{Count, Family, Gauge, Timestamp, Totals};
+use serde_json::Value;
 
 /// Metrics of kube-proxy that Portwarden does not have, and why.
 const LEFT_OUT: &[(&str, &str)] = &[
@@ -85,6 +87,16 @@ fn used() -> Metrics {
     metrics.rest_client.sent("GET", "10.0.0.1:6443", 0);
     metrics.rest_client.received("POST", "10.0.0.1:6443", 100);
     metrics.rest_client.connected();
+    let own = &metrics.own;
+    for family in ["IPv4", "IPv6"] {
+        own.tampering.with_label_values(&[family]).inc();
+        own.refused_services.with_label_values(&[family]).set(1.0);
+        own.flow_failures.with_label_values(&[family]).inc();
+        own.written.with_label_values(&[family]).inc();
+    }
+    own.reloads.with_label_values(&["applied"]).inc();
+    own.source_failing.with_label_values(&["services"]).set(1.0);
+    own.refused_connections.with_label_values(&["health"]).inc();
     metrics
 }
 
@@ -188,5 +200,82 @@ fn our_own_metrics_carry_our_name() {
                 || reference.contains_key(&name),
             "{name}"
         );
+    }
+}
+
+/// A file of the chart.
+fn chart_file(name: &str) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/helm/portwarden/files").join(name);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Fails unless the program has every metric of a query, with the labels that the query selects and groups by.
+fn check_query(ours: &BTreeMap<String, Shape>, query: &str) {
+    let is_word = |sign: char| sign.is_ascii_alphanumeric() || sign == '_';
+    let words: Vec<&str> = query.split(|sign| !is_word(sign)).collect();
+    let known = ["kubeproxy_", "portwarden_", "process_", "rest_client_"];
+    let metrics: Vec<&str> =
+        words.into_iter().filter(|word| known.iter().any(|prefix| word.starts_with(prefix))).collect();
+    assert!(!metrics.is_empty() || query.contains("up{"), "no metric of ours in {query}");
+    // In `{label=...}` and `by (label, ...)`.
+    let mut labels: BTreeSet<&str> = BTreeSet::new();
+    for part in query.split('{').skip(1) {
+        let inside = part.split('}').next().unwrap_or_default();
+        labels.extend(inside.split(',').filter_map(|pair| pair.split(['=', '!']).next()).map(str::trim));
+    }
+    for part in query.split("by (").skip(1) {
+        labels.extend(part.split(')').next().unwrap_or_default().split(',').map(str::trim));
+    }
+    // Prometheus itself adds these.
+    for added in ["job", "instance"] {
+        labels.remove(added);
+    }
+    for metric in metrics {
+        let shape = ["", "_bucket", "_count", "_sum"].iter().find_map(|end| {
+            let shape = ours.get(metric.strip_suffix(end)?)?;
+            (end.is_empty() || shape.kind == "histogram").then_some(shape)
+        });
+        let shape = shape.unwrap_or_else(|| panic!("{metric} does not exist: {query}"));
+        for label in &labels {
+            let exists = shape.labels.contains(*label) || *label == "le" && shape.kind == "histogram";
+            assert!(exists, "{metric} has no label {label}: {query}");
+        }
+    }
+}
+
+#[test]
+fn the_dashboard_and_the_alerts_ask_for_metrics_that_exist() {
+    let ours = shapes(&used().text());
+    let dashboard = chart_file("dashboard.json");
+    let panels = dashboard["panels"].as_array().expect("panels");
+    let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
+    let mut queries: Vec<&str> = targets.map(|target| target["expr"].as_str().expect("a query")).collect();
+    assert!(queries.len() > 20, "only {} queries on the dashboard", queries.len());
+    let variables = dashboard["templating"]["list"].as_array().expect("variables");
+    for variable in variables.iter().filter(|variable| variable["type"] == "query") {
+        let query = variable["query"]["query"].as_str().expect("a query");
+        let metric = query.strip_prefix("label_values(").and_then(|rest| rest.split(['{', ',']).next());
+        assert!(ours.contains_key(metric.expect("a metric")), "{query}");
+    }
+    let alerts = chart_file("alerts.yaml");
+    let rules = alerts["groups"][0]["rules"].as_array().expect("rules");
+    queries.extend(rules.iter().map(|rule| rule["expr"].as_str().expect("a query")));
+    for query in queries {
+        check_query(&ours, query);
+    }
+}
+
+/// The links of the alerts lead somewhere.
+#[test]
+fn every_alert_has_a_section_on_its_page() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/alerts.md");
+    let page = std::fs::read_to_string(path).expect("the page");
+    let alerts = chart_file("alerts.yaml");
+    for rule in alerts["groups"][0]["rules"].as_array().expect("rules") {
+        let name = rule["alert"].as_str().expect("a name");
+        let link = rule["annotations"]["runbook_url"].as_str().expect("a link");
+        assert!(link.ends_with(&format!("#{}", name.to_lowercase())), "{link}");
+        assert!(page.lines().any(|line| line.trim_start_matches('#').trim() == name), "no section {name}");
     }
 }

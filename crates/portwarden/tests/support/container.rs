@@ -28,8 +28,8 @@ const REFUSED_CALLS: &str = "\
 /// The image of `deploy/Dockerfile`, and what its containers mount.
 pub(crate) struct Image {
     folder: PathBuf,
-    /// Whether it has the iptables programs.
-    programs: bool,
+    /// Folders of this machine that stand for its other layers.
+    layers: Vec<&'static str>,
     /// Folders or files for the volumes of the pod, by name.
     pub(crate) volumes: Vec<(&'static str, PathBuf)>,
     /// Folder with the token and the authority of the API server.
@@ -58,12 +58,36 @@ impl Image {
         }
         let granted = Command::new("setcap").arg(file_capability()?).arg(&program).status();
         ensure!(granted.context("cannot run setcap; install libcap2-bin")?.success(), "setcap failed");
+        // Those of the programs are only in one of the images.
+        let layers = ["/usr/lib", "/usr/lib64", "/usr/bin", "/usr/sbin", "/etc/alternatives"];
+        let layers = layers.into_iter().take(if programs { 5 } else { 2 });
         Ok(Image {
             folder: folder.to_owned(),
-            programs,
+            layers: layers.filter(|folder| Path::new(folder).exists()).collect(),
             volumes: Vec::new(),
             service_account: service_account.to_owned(),
         })
+    }
+
+    /// The image in an archive that `scripts/image` made, and nothing of this machine.
+    pub(crate) fn unpack(archive: &Path, tag: &str, folder: &Path, service_account: &Path) -> Result<Image> {
+        let layout = folder.join("layout");
+        fs::create_dir(&layout)?;
+        run(Command::new("tar").arg("-xf").arg(archive).arg("-C").arg(&layout))?;
+        let image = format!("{}:{tag}", layout.display());
+        run(Command::new("umoci").args(["unpack", "--image", &image]).arg(folder.join("unpacked")))?;
+        fs::rename(folder.join("unpacked/rootfs"), folder.join("rootfs"))?;
+        Ok(Image {
+            folder: folder.to_owned(),
+            layers: Vec::new(),
+            volumes: Vec::new(),
+            service_account: service_account.to_owned(),
+        })
+    }
+
+    /// The image's files.
+    pub(crate) fn root(&self) -> PathBuf {
+        self.folder.join("rootfs")
     }
 
     /// A container of the pod, ready to run on the node. `kind` is `containers` or `initContainers`.
@@ -90,8 +114,11 @@ impl Image {
         let security = &container["securityContext"];
         let privileged = security["privileged"] == true;
         let capabilities = capabilities(security, privileged)?;
-        let arguments = container["args"].as_array().context("arguments")?.iter();
-        let mut words = vec!["/usr/local/bin/kube-proxy".to_owned()];
+        let rest = container["command"].as_array().into_iter().flatten().skip(1);
+        let arguments = rest.chain(container["args"].as_array().into_iter().flatten());
+        // The image's entry point, unless the manifest has another.
+        let command = container["command"].as_array().and_then(|words| words.first()?.as_str());
+        let mut words = vec![command.unwrap_or("/usr/local/bin/kube-proxy").to_owned()];
         for argument in arguments {
             words.push(expand(argument.as_str().context("text")?, environment));
         }
@@ -139,13 +166,8 @@ impl Image {
         let mut bind = |source: &Path, destination: &str, access: &str| {
             mounts.push(json!({ "destination": destination, "type": "bind", "source": source, "options": ["rbind", access] }));
         };
-        // In the place of the image's other layers.
-        let programs: &[&str] =
-            if self.programs { &["/usr/bin", "/usr/sbin", "/etc/alternatives"] } else { &[] };
-        for folder in ["/usr/lib", "/usr/lib64"].iter().chain(programs) {
-            if Path::new(folder).exists() {
-                bind(Path::new(folder), folder, "ro");
-            }
+        for folder in &self.layers {
+            bind(Path::new(folder), folder, "ro");
         }
         bind(&self.service_account, "/var/run/secrets/kubernetes.io/serviceaccount", "ro");
         let volumes = pod["volumes"].as_array().context("volumes")?;
@@ -201,6 +223,12 @@ impl Drop for Container {
         // One that has ended is gone already.
         let _ = self.delete();
     }
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let output = command.output().with_context(|| format!("cannot run {command:?}; is it installed?"))?;
+    ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
 }
 
 /// What the image's build passes to `setcap`.

@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "every test file uses its own part of this")]
 
 pub(crate) mod container;
+pub(crate) mod deployment;
+pub(crate) mod rendered;
 
 use std::ffi::OsString;
 use std::fs;
