@@ -3,7 +3,7 @@
 //!     cargo bench -p portwarden-testkit --bench end_to_end -- run [quick]     measures, writes target/bench/report.json
 //!     scripts/uml BINARY ipvs [quick]                                         mode ipvs in user-mode Linux, added to report.json
 //!     cargo bench -p portwarden-testkit --bench end_to_end -- report          report.md and plots from report.json
-//!     cargo bench -p portwarden-testkit --bench end_to_end -- readme          README.md's part on performance from report.json
+//!     cargo bench -p portwarden-testkit --bench end_to_end -- readme          README.md and docs/performance.md from report.json
 //!
 //! Needs root. `REFERENCE_KUBE_PROXY` may name a kube-proxy to measure beside it.
 //!
@@ -51,7 +51,7 @@ fn main() -> Result<()> {
         ["ipvs"] | ["ipvs", "full"] => run_ipvs(false),
         ["ipvs", "quick"] => run_ipvs(true),
         ["report"] => report::write(&load()?, &folder()),
-        ["readme"] => readme::write(&load()?, Path::new("README.md")),
+        ["readme"] => readme::write(&load()?, Path::new("README.md"), Path::new("docs/performance.md")),
         _ => bail!("run, run quick, ipvs, ipvs quick, report or readme; not {}", words.join(" ")),
     }
 }
