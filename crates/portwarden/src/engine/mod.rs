@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `inbox.rs` | messages to the engine, and a descriptor to wait for |
 //! | `run.rs` | the loop of the thread |
+//! | `memory_return.rs` | when free memory goes back to the system |
 //! | `heartbeat.rs` | shows other threads whether the engine makes progress |
 //! | `event_intake.rs` | applies events to the cluster; decides when the first sync may happen |
 //! | `node_wait.rs` | logs what the first sync waits for |
@@ -25,6 +26,7 @@ mod family_sync;
 mod flows;
 mod heartbeat;
 mod inbox;
+mod memory_return;
 mod node_wait;
 mod outputs;
 mod problem_log;

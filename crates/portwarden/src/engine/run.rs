@@ -1,20 +1,18 @@
 //! The loop of the engine's thread.
 
 use std::os::fd::BorrowedFd;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use portwarden_model::Event;
 use portwarden_netlink::memory::return_free_memory;
 use tracing::warn;
 
+use super::memory_return::MemoryReturn;
 use super::{Engine, EngineError, Inbox};
 use crate::host::{HostAddressError, HostAddresses};
 
 /// After this many messages the engine checks its deadlines, even if more are waiting.
 const MESSAGES_AT_ONCE: usize = 256;
-
-/// Free memory is returned to the system after this much idle time.
-const QUIET: Duration = Duration::from_secs(1);
 
 /// Runs until a message asks the engine to stop. Returning drops nothing from the kernel.
 pub fn run(
@@ -26,22 +24,21 @@ pub fn run(
         take_addresses(&mut engine, addresses.list().map(Some));
     }
     let heartbeat = engine.heartbeat().clone();
-    let mut quiet_at = None;
+    let mut memory = MemoryReturn::default();
     loop {
         heartbeat.wake(Instant::now());
         for message in std::iter::from_fn(|| inbox.next()).take(MESSAGES_AT_ONCE) {
+            memory.handled(&message, Instant::now());
             engine.take(message);
-            quiet_at = Some(Instant::now() + QUIET);
         }
         if engine.is_stopped() {
             return Ok(());
         }
         let deadline = engine.turn()?;
-        if quiet_at.is_some_and(|at| at <= Instant::now()) {
+        if memory.is_due(Instant::now()) {
             return_free_memory();
-            quiet_at = None;
         }
-        let deadline = [deadline, quiet_at].into_iter().flatten().min();
+        let deadline = [deadline, memory.next()].into_iter().flatten().min();
         let (notified, moved) = {
             let mut fds: Vec<BorrowedFd<'_>> = engine.watch_fds();
             let watched = fds.len();
