@@ -88,7 +88,15 @@ impl Runner {
             (folder, scanned) = self.scan(folder).await?;
             match scanned {
                 Ok(()) => {
-                    let difference = self.merged.update(&folder);
+                    let mut merged = std::mem::take(&mut self.merged);
+                    // On another thread, as the scan: with many objects it takes a while, in which servers must answer.
+                    let difference;
+                    (folder, self.merged, difference) = tokio::task::spawn_blocking(move || {
+                        let difference = merged.update(&folder);
+                        (folder, merged, difference)
+                    })
+                    .await
+                    .map_err(|_| Closed)?;
                     self.sink.problems(difference.problems)?;
                     self.sink.events(difference.events).await?;
                     self.report(self.health.clone())?;
