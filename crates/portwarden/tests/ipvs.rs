@@ -168,3 +168,28 @@ fn no_connection_is_lost_from_iptables_to_ipvs_and_back() -> Result<()> {
     still_answered(&mut through_ipvs, "after the end of ipvs mode's rules")?;
     Ok(())
 }
+
+/// Both modes share names of chains and lead to each other's: one run removes everything.
+#[test]
+#[ignore = "needs a kernel with IPVS: scripts/test-uml"]
+fn one_clean_up_removes_everything_of_ipvs_mode() -> Result<()> {
+    let mut node = Node::new()?;
+    for modes in [&["ipvs"][..], &["iptables", "ipvs"], &["ipvs", "iptables"]] {
+        for mode in modes {
+            node.start(mode)?;
+        }
+        // At once, so that leftovers of the mode before may still be there.
+        node.rig.kill();
+        node.rig.program().arg("--cleanup").run().with_context(|| format!("after {modes:?}"))?;
+        for program in ["iptables-legacy-save", "ip6tables-legacy-save"] {
+            let saved = node.rig.node().command(program).run()?;
+            ensure!(!saved.contains("KUBE-"), "{program} after {modes:?}: {saved}");
+        }
+        ensure!(!node.has_device(), "after {modes:?}");
+        ensure!(
+            !node.rig.node().command("ipset").args(["list", "-n"]).run()?.contains("KUBE-"),
+            "after {modes:?}"
+        );
+    }
+    Ok(())
+}

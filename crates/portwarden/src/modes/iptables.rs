@@ -8,7 +8,7 @@ use portwarden_model::{Cluster, Dataplane, Family, LoopbackNodePorts, loopback_n
 use portwarden_xtables::{Programs, Variant};
 use tracing::{debug, info};
 
-use super::leftovers::{Leftover, Phase};
+use super::leftovers::{Leftover, Phase, programs};
 use super::{BuildContext, Entry, Mode, Operations, Section};
 use crate::config::Config;
 use crate::engine::ModeWords;
@@ -93,9 +93,9 @@ impl Operations for IptablesMode {
                 // Both modes share names of chains and some jumps; only in the variant in force they are needed.
                 let others = variants_with_leftovers(true, family);
                 if kept == Some(Mode::Ipvs) && !others.contains(&variant) {
-                    super::ipvs::clean_up_iptables(&Programs::new(family, variant))?;
+                    super::ipvs::clean_up_iptables(&programs(family, variant))?;
                 } else {
-                    portwarden_iptables::cleanup(family, variant)?;
+                    portwarden_iptables::cleanup_with(&programs(family, variant))?;
                 }
                 debug!(ipFamily = %family, ?variant, "Looked for iptables leftovers");
                 Ok(())
@@ -118,7 +118,7 @@ fn log_route_localnet() {
 
 /// Both implementations of iptables can hold rules at once. Of the one in force only the other one is a leftover.
 pub(super) fn variants_with_leftovers(in_force: bool, family: Family) -> Vec<Variant> {
-    let installed = in_force.then(|| Programs::new(family, Variant::Installed).detect_variant().ok());
+    let installed = in_force.then(|| programs(family, Variant::Installed).detect_variant().ok());
     let is_leftover = |variant: &Variant| match installed {
         None => true,
         Some(None) => false,

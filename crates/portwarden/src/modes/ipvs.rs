@@ -14,7 +14,7 @@ use portwarden_xtables::{Programs, Variant};
 use tracing::{info, warn};
 
 use super::iptables::variants_with_leftovers;
-use super::leftovers::{Leftover, Phase};
+use super::leftovers::{Leftover, Phase, programs};
 use super::{BuildContext, Deprecation, Entry, Mode, Operations, Section};
 use crate::config::gates::Feature;
 use crate::config::{Config, ExcludedRanges};
@@ -147,7 +147,7 @@ fn with_rules(
     variant: Variant,
     remove: impl FnOnce(&Programs) -> Result<(), portwarden_ipvs::Error>,
 ) -> anyhow::Result<()> {
-    let programs = Programs::new(family, variant);
+    let programs = programs(family, variant);
     if programs.check().is_err() || !portwarden_ipvs::has_chains(&programs, family)? {
         return Ok(());
     }

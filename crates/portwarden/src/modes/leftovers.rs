@@ -1,9 +1,20 @@
 //! Removes what other modes, and kube-proxy in other modes, left in the kernel.
 
+use std::time::{Duration, Instant};
+
 use anyhow::Context;
+use portwarden_model::Family;
+use portwarden_xtables::{Programs, Variant};
 
 use super::Mode;
 use crate::config::Config;
+
+/// A program that takes longer hangs; what depends on it is given up.
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// While a mode is in force, nothing further is begun after this time. Connections through what is left may end meanwhile, which takes as long as it
+/// takes.
+const TOTAL_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The order of removal: rules go before the sets that they refer to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,10 +46,67 @@ impl Leftover {
     }
 }
 
+/// The programs that look for leftovers and remove them.
+pub(super) fn programs(family: Family, variant: Variant) -> Programs {
+    Programs::new(family, variant).timeout(PROGRAM_TIMEOUT)
+}
+
 /// Removes what all modes but `kept` may have left. Goes on after failures and returns all of them.
 pub fn clean_up(kept: Option<Mode>, config: &Config) -> Vec<anyhow::Error> {
+    let started = Instant::now();
     let all = Mode::ALL.into_iter().flat_map(|mode| mode.entry().operations.leftovers(kept, config));
-    let mut all: Vec<Leftover> = all.collect();
+    remove(all.collect(), || kept.is_none() || started.elapsed() < TOTAL_TIMEOUT)
+}
+
+/// Removes them in the order of their phases, as long as there is time.
+fn remove(mut all: Vec<Leftover>, in_time: impl Fn() -> bool) -> Vec<anyhow::Error> {
     all.sort_by_key(|leftover| leftover.phase);
-    all.into_iter().filter_map(|leftover| (leftover.remove)().context(leftover.what).err()).collect()
+    let mut errors = Vec::new();
+    let mut late = Vec::new();
+    for Leftover { what, remove, .. } in all {
+        if in_time() {
+            errors.extend(remove().context(what).err());
+        } else {
+            late.push(what);
+        }
+    }
+    if !late.is_empty() {
+        errors.push(anyhow::anyhow!(
+            "it took too long, and these were not looked for: {}; run portwarden --cleanup when the cause is gone",
+            late.join(", ")
+        ));
+    }
+    errors
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    #[test]
+    fn phases_come_in_order_and_what_is_late_is_named() {
+        let done = Rc::new(RefCell::new(Vec::new()));
+        let step = |phase, what: &'static str, fails: bool| {
+            let done = Rc::clone(&done);
+            Leftover::new(phase, what, move || {
+                done.borrow_mut().push(what);
+                if fails { anyhow::bail!("it hangs") } else { Ok(()) }
+            })
+        };
+        let all = vec![
+            step(Phase::Devices, "device", false),
+            step(Phase::EmptyChains, "chains", false),
+            step(Phase::Rules, "rules", true),
+            step(Phase::Jumps, "jumps", false),
+        ];
+        let errors = remove(all, || done.borrow().len() < 3);
+        assert_eq!(*done.borrow(), ["jumps", "rules", "chains"], "a failure stops nothing");
+        let texts: Vec<String> = errors.iter().map(|error| format!("{error:#}")).collect();
+        assert_eq!(texts.len(), 2, "{texts:?}");
+        assert_eq!(texts[0], "rules: it hangs");
+        assert!(texts[1].contains("not looked for: device;"), "{}", texts[1]);
+    }
 }
