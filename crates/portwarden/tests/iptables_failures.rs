@@ -176,6 +176,22 @@ fn a_program_in_path_is_not_run() -> Result<()> {
 /// A restore that outlives us would overwrite the rules of our successor.
 #[test]
 fn a_restore_ends_with_us_even_when_we_are_killed() -> Result<()> {
+    a_restore_ends_with_us(|rig| {
+        rig.kill();
+        Ok(())
+    })
+}
+
+/// A stop waits for a running sync, but not for ever.
+#[test]
+fn a_restore_that_hangs_ends_with_us_when_we_are_stopped() -> Result<()> {
+    a_restore_ends_with_us(|rig| {
+        ensure!(rig.stop()?.success());
+        Ok(())
+    })
+}
+
+fn a_restore_ends_with_us(end: impl FnOnce(&mut Rig) -> Result<()>) -> Result<()> {
     let mut rig = Rig::new()?;
     let pid_file = rig.path("restore.pid");
     rig.use_iptables("nft")?;
@@ -184,7 +200,7 @@ fn a_restore_ends_with_us_even_when_we_are_killed() -> Result<()> {
     rig.start(&["--proxy-mode=iptables"])?;
     let restore = || Ok(fs::read_to_string(&pid_file)?.trim().to_owned());
     rig.wait_until("the restore to start", || restore().map(|id: String| !id.is_empty()))?;
-    rig.kill();
+    end(&mut rig)?;
     let restore = format!("/proc/{}", restore()?);
     rig.wait_until("the restore to end", || Ok(!fs::exists(&restore)?))
 }

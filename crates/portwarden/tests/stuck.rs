@@ -8,9 +8,12 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
 use portwarden_testkit::Transport;
-use support::{METRICS, Rig, cluster_cidr, node, service, slice};
+use support::{HEALTH, METRICS, Rig, cluster_cidr, node, service, slice};
 
 const CLUSTER_IP: &str = "10.96.0.10";
 
@@ -90,5 +93,100 @@ fn an_iptables_that_hangs_keeps_no_change_out_of_nftables_mode() -> Result<()> {
     a_change_reaches_the_kernel(&rig)?;
     ensure!(rig.get(METRICS, "/metrics")?.1.contains("portwarden_engine_stuck 0"), "the engine is not stuck");
     ensure!(rig.stop()?.success(), "it ends although a program hangs");
+    Ok(())
+}
+
+/// Changes cannot be written, which health reports, and are when the lock is free.
+#[test]
+fn a_lock_that_another_process_holds_is_seen_in_health() -> Result<()> {
+    let mut rig = rig()?;
+    rig.use_iptables("legacy")?;
+    let cidr = cluster_cidr();
+    rig.start(&["--proxy-mode=iptables", "--cluster-cidr", &cidr, "--iptables-sync-period=1s", "-v=2"])?;
+    rig.wait_for_service(web())?;
+    rig.wait_until("good health", || Ok(rig.get(HEALTH, "/healthz")?.0 == 200))?;
+    let file = fs::File::options().create(true).append(true).open(rig.path("xtables.lock"))?;
+    let lock = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error)?;
+    write_objects(&rig, 1)?;
+    for page in ["/healthz", "/livez"] {
+        rig.wait_until("bad health", || Ok(rig.get(HEALTH, page)?.0 == 503))?;
+    }
+    let first = rig.topology.pod(0);
+    ensure!(rig.node().tcp(web())?.host() == Some(first.name()), "the rules in force stay");
+    drop(lock);
+    a_change_reaches_the_kernel(&rig)?;
+    rig.wait_until("good health", || Ok(rig.get(HEALTH, "/healthz")?.0 == 200))
+}
+
+/// A pipe in the place of the configuration file, without a writer.
+#[test]
+fn a_pipe_instead_of_the_configuration_stops_neither_servers_nor_changes() -> Result<()> {
+    let mut rig = rig()?;
+    let config = |extra: &str| {
+        format!(
+            "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nclusterCIDR: \"{}\"\n\
+             conntrack: {{maxPerCore: 0}}\n{extra}",
+            cluster_cidr()
+        )
+    };
+    rig.write("config.yaml", &config(""))?;
+    let path = rig.path("config.yaml");
+    rig.start(&["--config", path.to_str().context("a plain path")?])?;
+    rig.wait_for_service(web())?;
+    let pipe = rig.path("pipe");
+    nix::unistd::mkfifo(&pipe, Mode::S_IRWXU)?;
+    fs::rename(&pipe, &path)?;
+    rig.signal(Signal::SIGHUP)?;
+    rig.wait_for_log("it is not a regular file")?;
+    ensure!(rig.get(HEALTH, "/livez")?.0 == 200);
+    a_change_reaches_the_kernel(&rig)?;
+    rig.write("config.yaml", &config("oomScoreAdj: -7\n"))?;
+    rig.wait_for_log("oomScoreAdj")
+}
+
+/// Many half-open requests to health-check ports use up the descriptors; the node's own health still answers.
+#[test]
+fn without_descriptors_the_health_of_the_node_still_answers() -> Result<()> {
+    let mut rig = rig()?;
+    let pod = rig.topology.pod(0).ip();
+    let ports = 31000..31008_u16;
+    let mut objects = vec![node()];
+    for port in ports.clone() {
+        let name = format!("s{port}");
+        let (v4, v6) = (format!("10.96.1.{}", port - 31000), format!("fd00:10:96::1:{}", port - 31000));
+        let spec =
+            format!("  type: LoadBalancer\n  externalTrafficPolicy: Local\n  healthCheckNodePort: {port}\n");
+        objects.push(service(&name, &v4, &v6, "TCP", &spec).replace(", nodePort: 30080", ""));
+        objects.push(slice(&name, "TCP", &[(pod.v4.into(), "node-a")], 8080));
+    }
+    rig.objects(&objects)?;
+    let (manifests, cidr) = (format!("--manifests={}", rig.path("manifests").display()), cluster_cidr());
+    let program = env!("CARGO_BIN_EXE_portwarden");
+    let limited =
+        rig.command("prlimit").args(["--nofile=64:128", program, &manifests, "--cluster-cidr", &cidr]);
+    rig.start_command(limited.args([
+        "--nodeport-addresses=all",
+        "--proxy-mode=nftables",
+        "--hostname-override=node-a",
+        "--conntrack-max-per-core=0",
+    ]))?;
+    rig.wait_until("the last port to open", || Ok(rig.get(31007, "/")?.0 == 200))?;
+    ensure!(rig.metric("process_max_fds")? >= 128.0, "the soft limit is raised to the hard one");
+    let half_open = rig.node().namespace().run(move || {
+        let mut all = Vec::new();
+        for port in ports.cycle().take(200) {
+            let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
+            stream.write_all(b"GET / HTTP/1.1\r\n")?;
+            all.push(stream);
+        }
+        Ok(all)
+    })?;
+    rig.wait_for_log("Cannot accept connections")?;
+    for _ in 0..50 {
+        ensure!(rig.get(HEALTH, "/livez")?.0 == 200);
+    }
+    drop(half_open);
+    rig.wait_until("the other ports to answer again", || Ok(rig.get(31000, "/")?.0 == 200))?;
+    ensure!(rig.log().matches("Cannot accept connections").count() <= 10, "{}", rig.log());
     Ok(())
 }

@@ -25,6 +25,9 @@ const CONNECTIONS: usize = 128;
 /// Open connections of the live page's server. A browser has up to six.
 const PAGE_CONNECTIONS: usize = 64;
 
+/// Descriptors that only the health server can use: a probe must be answered even when everything else has used up the others.
+const RESERVED: usize = 16;
+
 /// The running servers.
 pub(super) struct Servers {
     health: SharedHealth,
@@ -105,7 +108,8 @@ impl Servers {
         let Some(address) = config.servers.healthz else { return Ok(()) };
         let handler = health::handler(self.health.clone(), self.metrics.health.clone());
         let failure = "Healthz server failed";
-        self.healthz = Some(self.server(HEALTH, failure, address, config.servers.hard_fail, handler)?);
+        self.healthz =
+            Some(self.server(HEALTH, failure, address, config.servers.hard_fail, RESERVED, handler)?);
         Ok(())
     }
 
@@ -116,7 +120,7 @@ impl Servers {
         }
         let (address, hard_fail) = (config.servers.metrics, config.servers.hard_fail);
         let failure = "starting metrics server failed";
-        self.status = Some(self.server("metrics", failure, address, hard_fail, self.pages.handler())?);
+        self.status = Some(self.server("metrics", failure, address, hard_fail, 0, self.pages.handler())?);
         Ok(())
     }
 
@@ -164,11 +168,12 @@ impl Servers {
         failure: &'static str,
         address: SocketAddr,
         hard_fail: bool,
+        reserve: usize,
         handler: crate::http::Handler,
     ) -> Result<Server, BindError> {
         let refused = self.metrics.own.refused_connections.with_label_values(&[name]);
         // A limit of its own: other servers' clients cannot keep this one's out.
-        let connections = ConnectionLimit::new(CONNECTIONS, refused);
+        let connections = ConnectionLimit::new(CONNECTIONS, refused).with_reserve(reserve);
         let limits = Limits::default();
         let log_once = false;
         Server::start(ServerOptions {

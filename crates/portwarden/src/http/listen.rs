@@ -61,6 +61,21 @@ mod tests {
         tokio::net::TcpStream::connect(address).await.is_ok()
     }
 
+    /// Nobody accepts them yet; with the kernel's default of 128 the later ones would wait for a second attempt.
+    #[tokio::test]
+    async fn hundreds_of_connections_can_wait_to_be_accepted() {
+        let listener = bind("127.0.0.1:0".parse().expect("an address"), Sockets::OneFamily).expect("binds");
+        let address = listener.local_addr().expect("bound");
+        let limit = std::fs::read_to_string("/proc/sys/net/core/somaxconn").expect("readable");
+        let count = limit.trim().parse::<usize>().expect("a number").min(1000);
+        let mut waiting = Vec::new();
+        for number in 0..count {
+            let stream =
+                std::net::TcpStream::connect_timeout(&address, std::time::Duration::from_millis(900));
+            waiting.push(stream.unwrap_or_else(|error| panic!("connection {number}: {error}")));
+        }
+    }
+
     #[tokio::test]
     async fn a_wildcard_takes_both_families_or_its_own() {
         let any: SocketAddr = "0.0.0.0:0".parse().expect("an address");

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::future::Future;
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use nix::errno::Errno;
 use prometheus::IntCounter;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
@@ -58,8 +60,9 @@ pub async fn serve(
     connections: ConnectionLimit,
     handler: Handler,
 ) -> Infallible {
-    let ConnectionLimit { limit, refused, open: all } = connections;
+    let ConnectionLimit { limit, refused, open: all, reserve } = connections;
     let open = Open { all, own: Arc::default() };
+    let reserve = Arc::new(Reserve::new(&listener, reserve));
     let mut failures = AcceptFailures::default();
     loop {
         match listener.accept().await {
@@ -67,8 +70,13 @@ pub async fn serve(
                 if open.make_room(limit) {
                     refused.inc();
                 }
-                open.spawn(connection(stream, limits, handler.clone()));
+                let (connection, reserve) = (connection(stream, limits, handler.clone()), reserve.clone());
+                open.spawn(async move {
+                    connection.await;
+                    reserve.refill();
+                });
             }
+            Err(error) if is_exhaustion(&error) && reserve.release() => {}
             Err(error) => {
                 failures.log(&error, Instant::now());
                 // Out of descriptors or memory: only time can help.
@@ -85,13 +93,59 @@ pub struct ConnectionLimit {
     /// Counts connections that were closed to make room.
     refused: IntCounter,
     open: Arc<Mutex<Connections>>,
+    /// Descriptors that each server holds back for itself.
+    reserve: usize,
 }
 
 impl ConnectionLimit {
     /// No connection is open yet.
     pub fn new(limit: usize, refused: IntCounter) -> Self {
-        ConnectionLimit { limit, refused, open: Arc::default() }
+        ConnectionLimit { limit, refused, open: Arc::default(), reserve: 0 }
     }
+
+    /// Holds back so many descriptors, with which a server accepts connections after everything else in the process has used up the others.
+    #[must_use]
+    pub fn with_reserve(self, reserve: usize) -> Self {
+        ConnectionLimit { reserve, ..self }
+    }
+}
+
+/// Descriptors that are open only so that they can be closed when no others are left.
+struct Reserve {
+    spare: Mutex<Vec<OwnedFd>>,
+    /// What the spare ones are copies of.
+    original: Option<OwnedFd>,
+    size: usize,
+}
+
+impl Reserve {
+    fn new(listener: &TcpListener, size: usize) -> Self {
+        let original = (size > 0).then(|| listener.as_fd().try_clone_to_owned().ok()).flatten();
+        let reserve = Reserve { spare: Mutex::default(), original, size };
+        reserve.refill();
+        reserve
+    }
+
+    /// Closes one, so that a connection can be accepted. Returns whether there was one.
+    fn release(&self) -> bool {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop().is_some()
+    }
+
+    /// Opens what was closed, as far as possible.
+    fn refill(&self) {
+        let Some(original) = &self.original else { return };
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        while spare.len() < self.size
+            && let Ok(copy) = original.try_clone()
+        {
+            spare.push(copy);
+        }
+    }
+}
+
+/// Whether the process or the host has no descriptors left.
+fn is_exhaustion(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::EMFILE | Errno::ENFILE))
 }
 
 /// Failures to accept come by the thousands when descriptors run out. One line a minute is enough.
