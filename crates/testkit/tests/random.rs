@@ -57,6 +57,11 @@ fn ebpf_does_what_the_oracle_says() {
     try_clusters(candidates::EBPF);
 }
 
+#[test]
+fn userspace_by_iptables_does_what_the_oracle_says() {
+    try_clusters(candidates::USERSPACE_IPTABLES);
+}
+
 /// Who sends where, as positions in lists that depend on the cluster.
 #[derive(Clone, Debug)]
 struct Shot {

@@ -31,7 +31,7 @@ fn trials() -> Result<(Vec<Trial>, Vec<String>)> {
     for scenario in Scenario::read_all(&folder)?.into_iter().map(Arc::new) {
         scenario.check_dataplanes(&candidates::ALL)?;
         for candidate in candidates::ALL {
-            if let Some(reason) = kernel.reason_against(&candidate, scenario.uses_sctp()) {
+            if let Some(reason) = kernel.reason_against(&candidate, &scenario) {
                 *elsewhere.entry((candidate.name, reason)).or_default() += 1;
                 continue;
             }

@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, recv};
 use portwarden_model::{Changes, Dataplane, Desired, Family, Notification, PerFamily, Report, SyncError};
-use tracing::{debug, warn};
+use portwarden_xtables::{Programs, Variant};
+use tracing::{debug, info, warn};
 
 use crate::core::{Counters, Drain, Limits, Shared, Workers, listening};
 use crate::error::Error;
 use crate::ports::Ports;
-use crate::redirect::nftables::{self, Nftables, Settings};
+use crate::redirect::{Redirect, RedirectError, Settings, iptables, nftables};
 use family::FamilyState;
 
 /// A reload drops a dataplane just before the next one writes its rules, so the sockets stay open this long in any case.
@@ -26,7 +27,7 @@ const GRACE: Duration = Duration::from_secs(1);
 const CHECK: Duration = Duration::from_millis(200);
 
 /// What only this mode has to know.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Options {
     /// The families to serve.
     pub families: Vec<Family>,
@@ -42,6 +43,20 @@ pub struct Options {
     pub mark_bit: u8,
     /// Whether node ports answer on loopback addresses, where `nodePortAddresses` includes them.
     pub loopback_node_ports: bool,
+    /// What leads connections to our sockets.
+    pub redirection: Redirection,
+    /// How often the rules are compared with the kernel where it does not notify us of changes by other processes.
+    pub sync_period: Duration,
+}
+
+/// What leads connections to our sockets.
+#[derive(Debug, Clone, Default)]
+pub enum Redirection {
+    /// nf_tables where the kernel has it, else the iptables programs.
+    #[default]
+    Detect,
+    /// These iptables programs.
+    Iptables(Box<PerFamily<Programs>>),
 }
 
 impl Options {
@@ -55,6 +70,34 @@ impl Options {
             drain: Duration::from_secs(30),
             mark_bit: 14,
             loopback_node_ports: true,
+            redirection: Redirection::Detect,
+            sync_period: Duration::from_secs(30),
+        }
+    }
+}
+
+fn open_redirect(options: &Options, settings: Settings) -> Result<Redirect, Error> {
+    let families = &options.families;
+    let programs = match &options.redirection {
+        Redirection::Iptables(programs) => PerFamily::clone(programs),
+        Redirection::Detect => PerFamily::from_fn(|family| Programs::new(family, Variant::Installed)),
+    };
+    let iptables = || Redirect::iptables(settings, families, programs);
+    let nftables = match &options.redirection {
+        Redirection::Iptables(_) => return iptables().map_err(Error::Open),
+        Redirection::Detect => Redirect::nftables(settings, families),
+    };
+    let error = match nftables {
+        Ok(redirect) => return Ok(redirect),
+        Err(error) => error,
+    };
+    match iptables() {
+        Ok(redirect) => {
+            info!(err = %error, "Redirecting connections by iptables, since nf_tables does not work here");
+            Ok(redirect)
+        }
+        Err(iptables) => {
+            Err(Error::NoRedirection { nftables: Box::new(error), iptables: Box::new(iptables) })
         }
     }
 }
@@ -72,7 +115,7 @@ struct Context {
     options: Options,
     shared: Arc<Shared>,
     workers: Workers,
-    redirect: Nftables,
+    redirect: Redirect,
     ports: Ports,
 }
 
@@ -86,7 +129,7 @@ impl Userspace {
         migrate_requests();
         let mark = 1 << (options.mark_bit % 32);
         let settings = Settings { mark, loopback_node_ports: options.loopback_node_ports };
-        let redirect = Nftables::open(settings).map_err(Error::Open)?;
+        let redirect = open_redirect(&options, settings)?;
         let limits = Limits::of_process();
         let workers = Workers::start(&limits, options.drain, drain).map_err(Error::Start)?;
         let shared = Arc::new(Shared { limits, counters, mark: Some(mark) });
@@ -146,7 +189,7 @@ impl Dataplane for Userspace {
     }
 
     fn watch_fds(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.context.redirect.watch_fd()]
+        self.context.redirect.watch_fd().into_iter().collect()
     }
 
     fn poll(&mut self, _now: Instant) -> Vec<Notification> {
@@ -164,11 +207,19 @@ impl Dataplane for Userspace {
             }
         }
     }
+
+    fn full_sync_interval(&self, _: &Desired) -> Option<Duration> {
+        let hour = Duration::from_secs(3600);
+        Some(if self.context.redirect.is_notified() { hour } else { self.context.options.sync_period })
+    }
 }
 
 /// Removes the redirection rules of a family, also those of an earlier process. Returns whether there were any.
 pub fn cleanup(family: Family) -> Result<bool, Error> {
-    nftables::cleanup(family).map_err(|source| Error::Cleanup { family, source })
+    let failed = |source: RedirectError| Error::Cleanup { family, source };
+    let by_nftables = nftables::cleanup(family).map_err(|error| failed(error.into()))?;
+    let by_iptables = iptables::cleanup(family).map_err(|error| failed(error.into()))?;
+    Ok(by_nftables || by_iptables)
 }
 
 /// Connections that wait in the queue of a listener when it is closed go on to that of the next process, in both families.

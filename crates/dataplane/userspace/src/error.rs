@@ -4,22 +4,34 @@ use std::io;
 
 use portwarden_model::Family;
 
+use crate::redirect::RedirectError;
+
 /// Why Services could not be served.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The threads that move bytes could not be started.
     #[error("cannot start the threads of the userspace proxy")]
     Start(#[source] io::Error),
-    /// No connection to nf_tables.
-    #[error("cannot reach nf_tables (it needs root or CAP_NET_ADMIN, and a kernel with CONFIG_NF_TABLES)")]
-    Open(#[source] portwarden_netlink::Error),
+    /// The means of redirection that was asked for does not work.
+    #[error("connections cannot be redirected")]
+    Open(#[source] RedirectError),
+    /// Neither nf_tables nor iptables works.
+    #[error(
+        "connections can be redirected neither by nf_tables ({nftables}) nor by iptables ({iptables}); mode userspace needs root or CAP_NET_ADMIN, and a kernel with CONFIG_NF_TABLES, or the iptables programs and the modules iptable_nat and ip6table_nat"
+    )]
+    NoRedirection {
+        /// Why nf_tables does not work.
+        nftables: Box<RedirectError>,
+        /// Why the iptables programs do not work.
+        iptables: Box<RedirectError>,
+    },
     /// The rules could not be read.
     #[error("cannot read the redirection rules of {family}")]
     Read {
         /// The IP family of the rules.
         family: Family,
-        /// The kernel's error.
-        source: portwarden_netlink::Error,
+        /// The error of the kernel or of a program.
+        source: RedirectError,
     },
     /// The rules could not be written; they are as before.
     #[error(
@@ -28,16 +40,16 @@ pub enum Error {
     Commit {
         /// The IP family of the rules.
         family: Family,
-        /// The kernel's error.
-        source: portwarden_netlink::Error,
+        /// The error of the kernel or of a program.
+        source: RedirectError,
     },
     /// The rules could not be removed.
     #[error("cannot remove the redirection rules of {family}")]
     Cleanup {
         /// The IP family of the rules.
         family: Family,
-        /// The kernel's error.
-        source: portwarden_netlink::Error,
+        /// The error of the kernel or of a program.
+        source: RedirectError,
     },
     /// Loopback addresses cannot be the target of redirected packets.
     #[error(

@@ -11,7 +11,7 @@
 //! | behaviour | file |
 //! |---|---|
 //! | a sync: sockets, then rules, then what is no longer needed | `dataplane.rs` |
-//! | kernel rules | `redirect/` |
+//! | kernel rules: by nf_tables, by iptables, what a change writes | `redirect/nftables/`, `redirect/iptables/`, `redirect/ledger.rs` |
 //! | UDP flows that the kernel should forget | `flows.rs` |
 //! | which Service a connection was for | `routes.rs` |
 //! | `--proxy-port-range`, ports kept over a restart | `ports.rs` |
@@ -33,6 +33,7 @@ mod redirect;
 mod routes;
 
 pub use core::{Counters, Drain, ServiceCounters, Snapshot};
-pub use dataplane::{Options, Userspace, cleanup};
+pub use dataplane::{Options, Redirection, Userspace, cleanup};
 pub use error::Error;
 pub use loopback::{CREATION_FAILURES, LISTENERS, LoopbackProxy};
+pub use redirect::RedirectError;

@@ -50,6 +50,7 @@ impl Operations for UserspaceMode {
             drain: own.drain_timeout,
             mark_bit: config.masquerade.bit,
             loopback_node_ports: config.localhost_node_ports,
+            sync_period: config.pacing.sync_period,
             ..Options::new(context.families)
         };
         let dataplane = Userspace::new(options, Arc::clone(&COUNTERS), &DRAIN)

@@ -11,17 +11,31 @@ use std::time::Duration;
 use anyhow::Result;
 use portwarden_iptables::{IptablesDataplane, Options as IptablesOptions};
 use portwarden_ipvs::{Ipvs, Options as IpvsOptions};
-use portwarden_model::{Changes, Dataplane, Desired, Family, Flow, NodePortRange, Protocol, StaleFlows};
+use portwarden_model::{
+    Changes, Dataplane, Desired, Family, Flow, NodePortRange, PerFamily, Protocol, StaleFlows,
+};
 use portwarden_netlink::IpFamily;
 use portwarden_netlink::conntrack::{self, Conntrack};
 use portwarden_nftables::{Nftables, Options as NftablesOptions};
 use portwarden_testkit::oracle::Mode;
 use portwarden_testkit::rig::{Candidate, Options};
-use portwarden_userspace::{Drain, Options as UserspaceOptions, Userspace};
+use portwarden_testkit::scenario::Scenario;
+use portwarden_userspace::{Drain, Options as UserspaceOptions, Redirection, Userspace};
 use portwarden_xtables::{Programs, Variant};
 
 /// All of them.
-pub(crate) const ALL: [Candidate; 6] = [NFTABLES, IPTABLES_NFT, IPTABLES_LEGACY, IPVS, USERSPACE, EBPF];
+pub(crate) const ALL: [Candidate; 7] =
+    [NFTABLES, IPTABLES_NFT, IPTABLES_LEGACY, IPVS, USERSPACE, USERSPACE_IPTABLES, EBPF];
+
+/// Scenarios that mode userspace plays in user-mode Linux, too: without nf_tables, it has to redirect by iptables.
+const USERSPACE_WITHOUT_NF_TABLES: [&str; 6] = [
+    "cluster-ip-over-udp",
+    "cluster-ip-without-endpoints-is-refused",
+    "dead-endpoints-are-skipped",
+    "node-port-by-localhost-in-both-families",
+    "restart-with-other-services",
+    "source-ranges-drop-even-without-endpoints",
+];
 
 /// Which kernel the tests run on. Not every dataplane works on each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,9 +53,14 @@ impl Kernel {
     }
 
     /// Why a scenario runs on the other kernel, if it does.
-    pub(crate) fn reason_against(self, candidate: &Candidate, uses_sctp: bool) -> Option<&'static str> {
-        match (self, candidate.name, uses_sctp) {
+    pub(crate) fn reason_against(self, candidate: &Candidate, scenario: &Scenario) -> Option<&'static str> {
+        match (self, candidate.name, scenario.uses_sctp()) {
             (Kernel::UserMode, "ipvs", _) | (Kernel::UserMode, "iptables-legacy", true) => None,
+            (Kernel::UserMode, "userspace", _)
+                if USERSPACE_WITHOUT_NF_TABLES.contains(&scenario.name.as_str()) =>
+            {
+                None
+            }
             (Kernel::UserMode, ..) => Some("runs on the machine's own kernel"),
             (Kernel::Machine, "ipvs", _) => Some("needs IPVS; scripts/test-uml runs it in user-mode Linux"),
             (Kernel::Machine, _, true) => {
@@ -116,12 +135,31 @@ pub(crate) const EBPF: Candidate = Candidate {
     ..NFTABLES
 };
 
+/// Redirects by iptables, as it does by itself where the kernel has no nf_tables.
+pub(crate) const USERSPACE_IPTABLES: Candidate =
+    Candidate { name: "userspace-iptables", start: start_userspace_iptables, ..USERSPACE };
+
 fn start_userspace(options: &Options) -> Result<Vec<Box<dyn Dataplane>>> {
+    start_redirecting(options, Redirection::Detect)
+}
+
+fn start_userspace_iptables(options: &Options) -> Result<Vec<Box<dyn Dataplane>>> {
+    let lock = options.folder.join("xtables.lock");
+    let programs = |family| Programs::new(family, Variant::Legacy).env("XTABLES_LOCKFILE", &lock);
+    start_redirecting(options, Redirection::Iptables(Box::new(PerFamily::from_fn(programs))))
+}
+
+fn start_redirecting(options: &Options, redirection: Redirection) -> Result<Vec<Box<dyn Dataplane>>> {
     // Steps of scenarios take longer than kube-proxy's idle limit of 250 ms, and other modes remember a flow for 30 s at least.
     let (udp_timeout, drain) = (Duration::from_secs(30), Duration::from_secs(10));
     let loopback_node_ports = options.localhost_node_ports;
-    let own =
-        UserspaceOptions { udp_timeout, drain, loopback_node_ports, ..UserspaceOptions::new(&Family::BOTH) };
+    let own = UserspaceOptions {
+        udp_timeout,
+        drain,
+        loopback_node_ports,
+        redirection,
+        ..UserspaceOptions::new(&Family::BOTH)
+    };
     Ok(vec![Box::new(Userspace::new(own, Arc::default(), &Drain::default())?)])
 }
 

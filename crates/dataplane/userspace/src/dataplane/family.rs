@@ -18,8 +18,7 @@ use super::Context;
 use crate::core::{Listener, Sharing, Target, UdpListener, UdpRoute, bind_udp, listen, listening};
 use crate::error::Error;
 use crate::flows::StaleFlows;
-use crate::redirect::nftables::{Nftables, Recovered, Written};
-use crate::redirect::{Action, Origin, Place, Portal, ServiceRules, sources};
+use crate::redirect::{Action, Origin, Place, Portal, Recovered, ServiceRules, Written, sources};
 use crate::routes::{Entry, Redirected, Routes};
 
 /// How long a first sync waits for the process before this one, at most: so many times this interval.
@@ -104,7 +103,7 @@ impl FamilyState {
         let mut full = changes.full || old_sockets.is_some() || !context.redirect.in_step(self.family);
         let outcome = loop {
             match self.apply(context, desired, changes, full) {
-                Err(Error::Commit { source, .. }) if !full && Nftables::is_out_of_step(&source) => {
+                Err(Error::Commit { source, .. }) if !full && source.is_out_of_step() => {
                     debug!(ipFamily = %self.family, err = %source, "Writing all redirection rules again");
                     full = true;
                 }
@@ -251,7 +250,10 @@ impl FamilyState {
                 let address = match port.protocol() {
                     Protocol::Tcp => self.tcp_socket(origin),
                     Protocol::Udp => {
-                        let kept = self.recovered.as_ref().and_then(|known| known.udp(origin, place));
+                        let kept = self
+                            .recovered
+                            .as_ref()
+                            .and_then(|known| known.udp.get(&(origin, place)).copied());
                         self.udp_socket(context, port, (target, pool), (ip, kept), draft)
                     }
                     Protocol::Sctp => Err(format!("mode userspace does not support SCTP ({})", port.name)),
@@ -260,6 +262,7 @@ impl FamilyState {
             }
         };
         Ok(Portal {
+            name: port.name.clone(),
             place,
             from_node: action(Origin::Node, frontend.from_node)?,
             from_elsewhere: action(Origin::Elsewhere, frontend.from_elsewhere)?,

@@ -1,11 +1,163 @@
 //! Redirection: kernel rules that send the connections of Services to our sockets, and refuse those that have nowhere to go.
 
+pub(crate) mod iptables;
+mod ledger;
 pub(crate) mod nftables;
 
+use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use ipnet::IpNet;
-use portwarden_model::{Exposure, Frontend, Protocol, ProxiedPort};
+use portwarden_model::{
+    Exposure, Family, Frontend, NamespacedName, NodeView, PerFamily, PortName, Protocol, ProxiedPort,
+};
+use portwarden_xtables::Programs;
+
+use iptables::Iptables;
+use nftables::Nftables;
+
+/// Why rules could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum RedirectError {
+    /// The kernel's answer.
+    #[error(transparent)]
+    Nftables(#[from] portwarden_netlink::Error),
+    /// What became of an iptables program.
+    #[error(transparent)]
+    Iptables(#[from] portwarden_xtables::Error),
+}
+
+impl RedirectError {
+    /// Whether it means that the kernel does not have what we think it has.
+    pub(crate) fn is_out_of_step(&self) -> bool {
+        match self {
+            RedirectError::Nftables(error) => nftables::is_out_of_step(error),
+            RedirectError::Iptables(error) => matches!(error, portwarden_xtables::Error::Rejected { .. }),
+        }
+    }
+}
+
+/// What the rules depend on besides Services and the node.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Settings {
+    /// Connections with this mark are our own, to endpoints.
+    pub(crate) mark: u32,
+    /// Whether node ports answer on loopback addresses.
+    pub(crate) loopback_node_ports: bool,
+}
+
+/// What writes the rules of both families.
+#[derive(Debug)]
+pub(crate) enum Redirect {
+    Nftables(Box<Nftables>),
+    Iptables(Box<Iptables>),
+}
+
+/// Sockets to which the rules of an earlier process lead.
+#[derive(Debug, Default)]
+pub(crate) struct Recovered {
+    /// The ports of TCP listeners by origin.
+    pub(crate) tcp: BTreeMap<Origin, u16>,
+    /// The ports of UDP sockets by what they served.
+    pub(crate) udp: HashMap<(Origin, Place), u16>,
+}
+
+impl Recovered {
+    /// All ports.
+    pub(crate) fn ports(&self) -> impl Iterator<Item = (Protocol, u16)> + '_ {
+        let tcp = self.tcp.values().map(|port| (Protocol::Tcp, *port));
+        tcp.chain(self.udp.values().map(|port| (Protocol::Udp, *port)))
+    }
+}
+
+/// What a write did.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Written {
+    pub(crate) objects: usize,
+    /// Everything was rewritten or compared with the kernel.
+    pub(crate) full: bool,
+    /// Other processes may have changed something unnoticed.
+    pub(crate) missed_notifications: bool,
+}
+
+impl Redirect {
+    /// nf_tables if the kernel has it for these families.
+    pub(crate) fn nftables(settings: Settings, families: &[Family]) -> Result<Self, RedirectError> {
+        Ok(Redirect::Nftables(Box::new(Nftables::open(settings, families)?)))
+    }
+
+    /// These programs if they work for these families.
+    pub(crate) fn iptables(
+        settings: Settings,
+        families: &[Family],
+        programs: PerFamily<Programs>,
+    ) -> Result<Self, RedirectError> {
+        let redirect = Iptables::new(settings, programs);
+        redirect.check(families)?;
+        Ok(Redirect::Iptables(Box::new(redirect)))
+    }
+
+    /// Reads which sockets an earlier process used.
+    pub(crate) fn recover(&mut self, family: Family) -> Result<Recovered, RedirectError> {
+        match self {
+            Redirect::Nftables(nftables) => Ok(nftables.recover(family)?),
+            Redirect::Iptables(iptables) => Ok(iptables.recover(family)?),
+        }
+    }
+
+    /// Writes the rules of these Services (`None` removes one) and of the node. Unless the kernel already has the rest, `services` must hold
+    /// all of them.
+    pub(crate) fn write(
+        &mut self,
+        family: Family,
+        node: &NodeView,
+        own: &ServiceRules,
+        services: &BTreeMap<NamespacedName, Option<ServiceRules>>,
+        full: bool,
+    ) -> Result<Written, RedirectError> {
+        match self {
+            Redirect::Nftables(nftables) => Ok(nftables.write(family, node, own, services, full)?),
+            Redirect::Iptables(iptables) => iptables.write(family, node, own, services, full),
+        }
+    }
+
+    /// Whether the rules of a family can be changed one by one.
+    pub(crate) fn in_step(&self, family: Family) -> bool {
+        match self {
+            Redirect::Nftables(nftables) => nftables.in_step(family),
+            Redirect::Iptables(iptables) => iptables.in_step(family),
+        }
+    }
+
+    /// Whether the kernel notifies us of what other processes change.
+    pub(crate) fn is_notified(&self) -> bool {
+        matches!(self, Redirect::Nftables(_))
+    }
+
+    /// Reads notifications. Returns what other processes changed in our tables, by family.
+    pub(crate) fn tampering(&mut self) -> Result<PerFamily<Option<String>>, RedirectError> {
+        match self {
+            Redirect::Nftables(nftables) => Ok(nftables.tampering()?),
+            Redirect::Iptables(_) => Ok(PerFamily::default()),
+        }
+    }
+
+    /// A descriptor that becomes readable when rules change, for as long as this lives and after.
+    pub(crate) fn change_descriptor(&self) -> Option<OwnedFd> {
+        match self {
+            Redirect::Nftables(nftables) => nftables.change_descriptor(),
+            Redirect::Iptables(_) => None,
+        }
+    }
+
+    pub(crate) fn watch_fd(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Redirect::Nftables(nftables) => Some(nftables.watch_fd()),
+            Redirect::Iptables(_) => None,
+        }
+    }
+}
 
 /// Where a connection starts, as the verdicts of a frontend distinguish it. The rules can distinguish it; a socket cannot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,6 +201,7 @@ pub(crate) enum Action {
 /// The rules for one place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Portal {
+    pub(crate) name: PortName,
     pub(crate) place: Place,
     pub(crate) from_node: Action,
     pub(crate) from_elsewhere: Action,

@@ -29,13 +29,27 @@ pub(crate) struct Node<D> {
 
 impl<D: Dataplane> Node<D> {
     pub(crate) fn new(dataplane: D, settings: Settings, addresses: &[IpAddr]) -> Result<Self> {
+        Node::with_objects(dataplane, settings, addresses, [])
+    }
+
+    /// A node that knows these objects before its first sync.
+    pub(crate) fn with_objects(
+        dataplane: D,
+        settings: Settings,
+        addresses: &[IpAddr],
+        objects: impl IntoIterator<Item = Object>,
+    ) -> Result<Self> {
         let mut cluster = Cluster::new(settings);
+        let mut names = Interner::default();
         cluster.apply(Event::HostAddresses(addresses.into()));
+        for object in objects {
+            cluster.apply(object.event(&mut names));
+        }
         for kind in Kind::ALL {
             cluster.apply(Event::ListDone(kind));
         }
         cluster.resolve();
-        let mut node = Node { dataplane, cluster, names: Interner::default() };
+        let mut node = Node { dataplane, cluster, names };
         node.sync_with(&PerFamily::from_fn(|_| Changes::everything()))?;
         Ok(node)
     }
@@ -113,13 +127,21 @@ pub(crate) fn service_with(
 
 /// A dataplane for [`on_node`], with its counters.
 pub(crate) fn start(change: impl FnOnce(&mut Options)) -> Result<(Node<Userspace>, Arc<Counters>)> {
+    start_with(change, [])
+}
+
+/// The same, with objects that are known before its first sync.
+pub(crate) fn start_with(
+    change: impl FnOnce(&mut Options),
+    objects: impl IntoIterator<Item = Object>,
+) -> Result<(Node<Userspace>, Arc<Counters>)> {
     let mut settings = Settings::new("here");
     settings.bind_address = Some(NODE.parse()?);
     let mut options = Options::new(&Family::BOTH);
     change(&mut options);
     let counters = Arc::<Counters>::default();
     let dataplane = Userspace::new(options, Arc::clone(&counters), &Drain::default())?;
-    Ok((Node::new(dataplane, settings, &[NODE.parse()?])?, counters))
+    Ok((Node::with_objects(dataplane, settings, &[NODE.parse()?], objects)?, counters))
 }
 
 /// The value of a counter, over all labels.

@@ -18,7 +18,7 @@ use super::expressions::{
     to_this_host,
 };
 use super::sets::SetId;
-use crate::redirect::Origin;
+use crate::redirect::{Origin, Settings};
 
 /// Priorities: that of address translation, and that of filters.
 const BASE_CHAINS: [(&str, ChainKind, Hook, i32); 5] = [
@@ -31,15 +31,6 @@ const BASE_CHAINS: [(&str, ChainKind, Hook, i32); 5] = [
 
 /// The rules of all chains.
 pub(crate) type Chains = BTreeMap<&'static str, Vec<Vec<Expr>>>;
-
-/// What the rules of a family depend on besides the node.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Settings {
-    /// Connections with this mark are our own, to endpoints.
-    pub(crate) mark: u32,
-    /// Whether node ports answer on loopback addresses.
-    pub(crate) loopback_node_ports: bool,
-}
 
 /// The rules for a node.
 pub(crate) fn render(family: Family, node: &NodeView, settings: Settings) -> Chains {

@@ -4,7 +4,7 @@ mod chains;
 mod expressions;
 mod sets;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -15,9 +15,9 @@ use portwarden_netlink::nftables::{
 };
 use portwarden_netlink::{Errno, Error};
 
-use super::{Origin, Place, ServiceRules};
+use super::ledger::{Difference, Draft, Ledger};
+use super::{Origin, Recovered, ServiceRules, Settings, Written};
 use chains::Chains;
-pub(crate) use chains::Settings;
 use sets::{Element, SetId};
 
 /// The table's name in both families.
@@ -41,66 +41,24 @@ struct Table {
     id: TableId,
     sets: Vec<Arc<Set>>,
     chains: Chains,
-    /// Elements that follow from the node as a whole.
-    node: Vec<Element>,
-    services: HashMap<NamespacedName, Vec<Element>>,
-    /// How many Services have an element: several may have the same cluster address.
-    owners: BTreeMap<Element, usize>,
+    ledger: Ledger<Element>,
     /// Whether all of this is what the kernel has.
     in_step: bool,
 }
 
-/// Sockets to which the rules of an earlier process lead.
-#[derive(Debug, Default)]
-pub(crate) struct Recovered {
-    /// The ports of TCP listeners by origin.
-    pub(crate) tcp: BTreeMap<Origin, u16>,
-    udp: HashMap<(SetId, Vec<u8>), u16>,
-}
-
-impl Recovered {
-    /// All ports.
-    pub(crate) fn ports(&self) -> impl Iterator<Item = (Protocol, u16)> + '_ {
-        let tcp = self.tcp.values().map(|port| (Protocol::Tcp, *port));
-        tcp.chain(self.udp.values().map(|port| (Protocol::Udp, *port)))
-    }
-
-    /// The port of the UDP socket that served a place.
-    pub(crate) fn udp(&self, origin: Origin, place: Place) -> Option<u16> {
-        let set = SetId::redirections(origin, place.ip.is_none());
-        self.udp.get(&(set, sets::place_key(place).into())).copied()
-    }
-}
-
-/// What a write did.
-#[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Written {
-    pub(crate) objects: usize,
-    /// Everything was rewritten.
-    pub(crate) full: bool,
-    /// Other processes may have changed something unnoticed.
-    pub(crate) missed_notifications: bool,
-}
-
 impl Nftables {
-    /// Connects to the kernel. Nothing changes.
-    pub(crate) fn open(settings: Settings) -> Result<Self, Error> {
+    /// Connects to the kernel, and tries out whether it has nf_tables for these families. Nothing changes.
+    pub(crate) fn open(settings: Settings, families: &[Family]) -> Result<Self, Error> {
+        let mut client = Client::open()?;
+        families.iter().try_for_each(|family| probe(&mut client, *family))?;
         let table = |family| {
             let id = TableId::new(expressions::kernel_family(family), TABLE);
             let sets = sets::define(&id, family);
             let chains = Chains::new();
-            Table {
-                id,
-                sets,
-                chains,
-                node: Vec::new(),
-                services: HashMap::new(),
-                owners: BTreeMap::new(),
-                in_step: false,
-            }
+            Table { id, sets, chains, ledger: Ledger::new(), in_step: false }
         };
         let tables = PerFamily::from_fn(table);
-        Ok(Nftables { client: Client::open()?, monitor: Monitor::open()?, settings, tables })
+        Ok(Nftables { client, monitor: Monitor::open()?, settings, tables })
     }
 
     /// Reads which sockets an earlier process used.
@@ -119,7 +77,7 @@ impl Nftables {
                     elements => elements?,
                 };
                 for element in elements {
-                    recovered.take(origin, set, element);
+                    recovered.take(origin, &element);
                 }
             }
         }
@@ -141,12 +99,20 @@ impl Nftables {
         let node_elements: Vec<Element> =
             sets::elements(own).into_iter().chain(sets::node_addresses(node)).collect();
         let fresh = services.iter().map(|(name, rules)| (name, rules.as_ref().map(sets::elements)));
-        let draft = Draft { chains, node: node_elements, services: fresh.collect() };
+        let draft = Draft { node: node_elements, services: fresh.collect() };
         let full = full || !table.in_step;
-        let (transaction, owners) = if full { table.replacement(&draft) } else { table.changes(&draft) };
+        let (transaction, difference) = if full {
+            let all = Ledger::everything(&draft);
+            (table.replacement(&chains, &all), all)
+        } else {
+            let difference = table.ledger.difference(&draft);
+            (table.changes(&chains, &difference), difference)
+        };
         let objects = transaction.len() + transaction.element_count();
         let missed_notifications = self.commit(&transaction)?;
-        self.tables[family].accept(draft, owners, full);
+        let table = &mut self.tables[family];
+        table.ledger.accept(draft, difference);
+        (table.chains, table.in_step) = (chains, true);
         Ok(Written { objects, full, missed_notifications })
     }
 
@@ -206,89 +172,74 @@ impl Nftables {
     pub(crate) fn watch_fd(&self) -> BorrowedFd<'_> {
         self.monitor.as_fd()
     }
-
-    /// Whether an error means that the kernel does not have what we think it has.
-    pub(crate) fn is_out_of_step(error: &Error) -> bool {
-        let Error::Rejected(rejected) = error else { return false };
-        let drift = |errno| matches!(errno, Errno::ENOENT | Errno::EEXIST);
-        rejected.failures.iter().any(|failure| drift(failure.answer.errno))
-    }
 }
 
-/// What a family should have after a write.
-struct Draft<'a> {
-    chains: Chains,
-    node: Vec<Element>,
-    services: Vec<(&'a NamespacedName, Option<Vec<Element>>)>,
+/// Whether an error means that the kernel does not have what we think it has.
+pub(crate) fn is_out_of_step(error: &Error) -> bool {
+    let Error::Rejected(rejected) = error else { return false };
+    let drift = |errno| matches!(errno, Errno::ENOENT | Errno::EEXIST);
+    rejected.failures.iter().any(|failure| drift(failure.answer.errno))
+}
+
+/// Creates a table with our base chains and deletes it again, in one transaction: a kernel may have nf_tables, but not for this family.
+fn probe(client: &mut Client, family: Family) -> Result<(), Error> {
+    let id = TableId::new(expressions::kernel_family(family), "portwarden-userspace-probe");
+    let mut transaction = Transaction::new();
+    transaction.add(nftables::Table::new(&id));
+    for name in ["nat-prerouting", "filter-input"] {
+        transaction.add(chains::define(&id, name));
+    }
+    transaction.delete(nftables::Table::new(&id));
+    client.commit(&transaction)
 }
 
 impl Table {
     /// Replaces the whole table. The kernel switches from one to the other between two packets.
-    fn replacement(&self, draft: &Draft<'_>) -> (Transaction, BTreeMap<Element, usize>) {
+    fn replacement(&self, chains: &Chains, all: &Difference<Element>) -> Transaction {
         let mut transaction = Transaction::new();
         transaction.ensure_absent(&self.id);
         transaction.add(nftables::Table::new(&self.id).comment("redirection to the sockets of Portwarden"));
         for set in &self.sets {
             transaction.add(set);
         }
-        for name in draft.chains.keys() {
+        for name in chains.keys() {
             transaction.add(chains::define(&self.id, name));
         }
-        for (name, rules) in &draft.chains {
+        for (name, rules) in chains {
             chains::to_rules(&self.id, name, rules).for_each(|rule| transaction.add(rule));
         }
-        let mut owners = BTreeMap::new();
-        for element in draft.services.iter().filter_map(|(_, elements)| elements.as_ref()).flatten() {
-            *owners.entry(element.clone()).or_default() += 1;
-        }
-        let all: BTreeSet<&Element> = owners.keys().chain(&draft.node).collect();
-        self.add(all, &mut transaction);
-        (transaction, owners)
+        self.add(&all.added, &mut transaction);
+        transaction
     }
 
     /// Changes what differs.
-    fn changes(&self, draft: &Draft<'_>) -> (Transaction, BTreeMap<Element, usize>) {
+    fn changes(&self, chains: &Chains, difference: &Difference<Element>) -> Transaction {
         let mut transaction = Transaction::new();
-        for (name, rules) in &draft.chains {
+        for (name, rules) in chains {
             if self.chains.get(name) != Some(rules) {
                 transaction.flush(Chain::new(&self.id, *name));
                 chains::to_rules(&self.id, name, rules).for_each(|rule| transaction.add(rule));
             }
         }
-        // How many owners each element has after the write, for those that gain or lose any.
-        let mut owners: BTreeMap<Element, usize> = BTreeMap::new();
-        let before = |element: &Element| self.owners.get(element).copied().unwrap_or(0);
-        for (name, elements) in &draft.services {
-            for element in self.services.get(*name).into_iter().flatten() {
-                *owners.entry(element.clone()).or_insert_with(|| before(element)) -= 1;
-            }
-            for element in elements.iter().flatten() {
-                *owners.entry(element.clone()).or_insert_with(|| before(element)) += 1;
-            }
-        }
-        let gone = owners.iter().filter(|(element, count)| **count == 0 && before(element) > 0);
-        let added = owners.iter().filter(|(element, count)| **count > 0 && before(element) == 0);
-        let node_gone = self.node.iter().filter(|element| !draft.node.contains(element));
-        let node_added = draft.node.iter().filter(|element| !self.node.contains(element));
         // An element may change its value or its Service: everything is deleted before anything is added.
-        self.delete(gone.map(|(element, _)| element).chain(node_gone).collect(), &mut transaction);
-        self.add(added.map(|(element, _)| element).chain(node_added).collect(), &mut transaction);
-        (transaction, owners)
+        self.delete(&difference.gone, &mut transaction);
+        self.add(&difference.added, &mut transaction);
+        transaction
     }
 
-    fn add(&self, elements: BTreeSet<&Element>, transaction: &mut Transaction) {
+    fn add(&self, elements: &BTreeSet<Element>, transaction: &mut Transaction) {
         for (set, elements) in self.by_set(elements) {
             transaction.add_elements(set, elements);
         }
     }
 
-    fn delete(&self, elements: BTreeSet<&Element>, transaction: &mut Transaction) {
+    fn delete(&self, elements: &BTreeSet<Element>, transaction: &mut Transaction) {
         for (set, elements) in self.by_set(elements) {
             transaction.delete_elements(set, elements);
         }
     }
 
-    fn by_set(&self, elements: BTreeSet<&Element>) -> impl Iterator<Item = (&Arc<Set>, Elements)> {
+    fn by_set(&self, elements: &BTreeSet<Element>) -> impl Iterator<Item = (&Arc<Set>, Elements)> {
         let mut by_set: BTreeMap<SetId, Elements> = BTreeMap::new();
         for element in elements {
             by_set.entry(element.set).or_default().push(&ElementParts {
@@ -300,39 +251,18 @@ impl Table {
         }
         by_set.into_iter().map(|(id, elements)| (&self.sets[id as usize], elements))
     }
-
-    /// Takes over what the kernel acknowledged.
-    fn accept(&mut self, draft: Draft<'_>, owners: BTreeMap<Element, usize>, full: bool) {
-        if full {
-            self.services.clear();
-            self.owners.clear();
-        }
-        for (element, count) in owners {
-            match count {
-                0 => self.owners.remove(&element),
-                count => self.owners.insert(element, count),
-            };
-        }
-        for (name, elements) in draft.services {
-            match elements {
-                Some(elements) => self.services.insert(name.clone(), elements),
-                None => self.services.remove(name),
-            };
-        }
-        (self.chains, self.node, self.in_step) = (draft.chains, draft.node, true);
-    }
 }
 
 impl Recovered {
-    fn take(&mut self, origin: Origin, set: SetId, element: nftables::Element) {
+    fn take(&mut self, origin: Origin, element: &nftables::Element) {
         let Some(Value::Data(value)) = &element.value else { return };
         let Some(port) = sets::port_of(value) else { return };
-        match sets::protocol_of(&element.key) {
-            Some(Protocol::Tcp) => {
+        match sets::place_of(&element.key) {
+            Some(place) if place.protocol == Protocol::Tcp => {
                 self.tcp.insert(origin, port);
             }
-            Some(Protocol::Udp) => {
-                self.udp.insert((set, element.key), port);
+            Some(place) if place.protocol == Protocol::Udp => {
+                self.udp.insert((origin, place), port);
             }
             _ => {}
         }

@@ -179,9 +179,17 @@ pub(crate) fn place_key(place: Place) -> Image {
     key.protocol(place.protocol.number()).port(place.port)
 }
 
-/// The protocol and port at the end of the key of a redirection.
-pub(crate) fn protocol_of(key: &[u8]) -> Option<Protocol> {
-    Protocol::from_number(*key.get(key.len().checked_sub(8)?)?)
+/// The place that the key of a redirection stands for.
+pub(crate) fn place_of(key: &[u8]) -> Option<Place> {
+    let (rest, port) = key.split_last_chunk::<4>()?;
+    let (address, protocol) = rest.split_last_chunk::<4>()?;
+    let ip = match address.len() {
+        0 => None,
+        4 => Some(IpAddr::from(<[u8; 4]>::try_from(address).ok()?)),
+        _ => Some(IpAddr::from(<[u8; 16]>::try_from(address).ok()?)),
+    };
+    let [high, low, ..] = *port;
+    Some(Place { ip, port: u16::from_be_bytes([high, low]), protocol: Protocol::from_number(protocol[0])? })
 }
 
 /// The port at the end of the value of a redirection.
