@@ -33,7 +33,8 @@ image:
 demo: build
 	@scripts/demo
 
-test: setup
+test:
+	@scripts/setup test
 	@scripts/need-root
 	@echo "== the eBPF object"
 	@scripts/build-ebpf --check

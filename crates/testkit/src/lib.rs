@@ -6,6 +6,7 @@
 
 pub mod apiserver;
 pub mod bpf;
+pub mod browser;
 pub mod drive;
 pub mod harness;
 pub mod netns;
