@@ -154,17 +154,18 @@ impl Activity {
         let damaged = if full { of_family.damaged.take() } else { None };
         let (services, endpoints) = (of_family.services, of_family.endpoints);
         if first {
-            let text = format!("{services} Services with {endpoints} endpoints are in force");
+            let text =
+                format!("{} in force, with {}", counted(services, "Service"), counted(endpoints, "endpoint"));
             state.add(TimelineKind::Installed, Some(family), text, at.wall);
         }
         if failures > 0 {
-            let text = format!("Syncs succeed again after {failures} failures");
+            let text = format!("Syncs succeed again after {}", counted(failures as usize, "failure"));
             state.add(TimelineKind::SyncRecovered, Some(family), text, at.wall);
         }
         if let Some(since) = damaged {
             state.totals.repairs += 1;
             let millis = at.instant.saturating_duration_since(since).as_millis();
-            let text = format!("Repaired in {millis} ms; {} objects written", record.written);
+            let text = format!("Repaired in {millis} ms; {} written", counted(record.written, "object"));
             state.add(TimelineKind::Repaired, Some(family), text, at.wall);
         }
         state.remember(record);
@@ -300,6 +301,11 @@ impl Activity {
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// `1 Service`, `2 Services`.
+fn counted(count: usize, word: &str) -> String {
+    format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }
 
 fn refused(

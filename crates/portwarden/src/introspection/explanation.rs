@@ -163,8 +163,14 @@ pub struct EndpointUse {
 
 /// Explains a Service in both families; `None` if it is not proxied.
 pub fn explain_service(cluster: &Cluster, service: &NamespacedName) -> Option<ServiceExplanation> {
-    let of_family = |family| Some(explained_family(cluster, family, &cluster.explain(service, family)?));
-    let families: Vec<ExplainedFamily> = Family::BOTH.into_iter().filter_map(of_family).collect();
+    let of_family = |family: Family| Some((family, cluster.explain(service, family)?));
+    let mut explained: Vec<(Family, Explanation)> = Family::BOTH.into_iter().filter_map(of_family).collect();
+    if explained.len() == Family::BOTH.len() {
+        // Each slice is used in its own family, which is no news.
+        explained.iter_mut().for_each(|(_, explanation)| explanation.other_family.clear());
+    }
+    let families: Vec<ExplainedFamily> =
+        explained.iter().map(|(family, one)| explained_family(cluster, *family, one)).collect();
     (!families.is_empty()).then(|| ServiceExplanation {
         service: service.to_string(),
         node: cluster.settings().node_name.to_string(),
