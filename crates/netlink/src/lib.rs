@@ -2,7 +2,8 @@
 //!
 //! [`Socket`] speaks to one netlink protocol. On top of it, [`nftables`] holds a ruleset as values and commits
 //! [`nftables::Transaction`]s, [`conntrack`] lists and deletes flows, [`route`] lists, watches and changes links and
-//! addresses, [`nfacct`] keeps named counters, [`ipset`] keeps sets, and [`ipvs`] virtual servers. [`memory`]
+//! addresses, [`nfacct`] keeps named counters, [`ipset`] keeps sets, [`ipvs`] virtual servers, and
+//! [`sock_diag`] ends sockets of other processes. [`memory`]
 //! returns free memory to the kernel. Nothing here knows of Kubernetes.
 
 pub mod capabilities;
@@ -17,6 +18,7 @@ pub mod nfacct;
 pub mod nftables;
 pub mod process;
 pub mod route;
+pub mod sock_diag;
 pub mod socket;
 mod sys;
 pub mod wire;

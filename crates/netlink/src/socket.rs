@@ -35,6 +35,8 @@ pub enum Protocol {
     Netfilter,
     /// Families with dynamic numbers, such as IPVS.
     Generic,
+    /// Sockets of all processes.
+    SockDiag,
 }
 
 impl Protocol {
@@ -43,6 +45,7 @@ impl Protocol {
             Self::Route => "route",
             Self::Netfilter => "netfilter",
             Self::Generic => "generic",
+            Self::SockDiag => "sock_diag",
         }
     }
 
@@ -51,6 +54,7 @@ impl Protocol {
             Self::Route => SockProtocol::NetlinkRoute,
             Self::Netfilter => SockProtocol::NetlinkNetFilter,
             Self::Generic => SockProtocol::NetlinkGeneric,
+            Self::SockDiag => SockProtocol::NetlinkSockDiag,
         }
     }
 }

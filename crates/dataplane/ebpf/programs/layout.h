@@ -68,6 +68,20 @@ struct destination {
 	__u32 backend;
 };
 
+/* What is remembered for a connected socket. */
+struct connected_socket {
+	struct destination destination;
+	/* The key in `datagram_peers`, for UDP. */
+	__u64 cookie;
+};
+
+/* The endpoint of a connected UDP socket. */
+struct datagram_peer {
+	struct address endpoint;
+	__u16 port;
+	__u16 reserved[3];
+};
+
 /* What is remembered for a socket that sends datagrams without being connected. */
 #define DESTINATIONS 8
 struct datagram_socket {

@@ -82,8 +82,17 @@ struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
-	__type(value, struct destination);
+	__type(value, struct connected_socket);
 } connected_sockets SEC(".maps");
+
+/* Connected UDP sockets by cookie, for user space. An entry lives as long as its socket. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, struct datagram_peer);
+	__uint(max_entries, 65536);
+} datagram_peers SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
@@ -223,6 +232,28 @@ INLINE int refuse(struct bpf_sock_addr *ctx, const struct service *service)
 	return REFUSED;
 }
 
+/* The socket is closed, or connected to something else. */
+INLINE void forget_datagram_peer(const struct connected_socket *state)
+{
+	__u64 cookie = state->cookie;
+	if (cookie)
+		bpf_map_delete_elem(&datagram_peers, &cookie);
+}
+
+INLINE void remember_connection(struct bpf_sock_addr *ctx, struct bpf_sock *socket, const struct destination *destination)
+{
+	struct connected_socket *state = bpf_sk_storage_get(&connected_sockets, socket, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!state)
+		return;
+	state->destination = *destination;
+	if (ctx->protocol == IPPROTO_UDP) {
+		__u64 cookie = bpf_get_socket_cookie(ctx);
+		struct datagram_peer peer = { .endpoint = destination->endpoint, .port = destination->endpoint_port };
+		bpf_map_update_elem(&datagram_peers, &cookie, &peer, BPF_ANY);
+		state->cookie = cookie;
+	}
+}
+
 /* Chooses an endpoint for a socket that connects, and remembers it in the socket. */
 INLINE int translate_connection(struct bpf_sock_addr *ctx, struct destination *destination)
 {
@@ -230,8 +261,11 @@ INLINE int translate_connection(struct bpf_sock_addr *ctx, struct destination *d
 	struct service *service = is_served(ctx) ? find_service(ctx, destination) : 0;
 	if (!service) {
 		/* An earlier connection of the same socket may have left something. */
-		if (socket)
+		struct connected_socket *state = socket ? bpf_sk_storage_get(&connected_sockets, socket, 0, 0) : 0;
+		if (state) {
+			forget_datagram_peer(state);
 			bpf_sk_storage_delete(&connected_sockets, socket);
+		}
 		return PASS;
 	}
 	if (!service->pool)
@@ -243,12 +277,8 @@ INLINE int translate_connection(struct bpf_sock_addr *ctx, struct destination *d
 	destination->endpoint_port = backend->port;
 	if (ctx->protocol == IPPROTO_UDP && !backend->has_datagram_sockets)
 		backend->has_datagram_sockets = 1;
-	if (socket) {
-		struct destination *state =
-			bpf_sk_storage_get(&connected_sockets, socket, 0, BPF_SK_STORAGE_GET_F_CREATE);
-		if (state)
-			*state = *destination;
-	}
+	if (socket)
+		remember_connection(ctx, socket, destination);
 	count(service, 0);
 	return TRANSLATED;
 }
@@ -386,10 +416,10 @@ INLINE int restore(struct bpf_sock_addr *ctx, struct address *address, __u16 *po
 	struct bpf_sock *socket = ctx->sk;
 	if (!socket)
 		return 0;
-	struct destination *connected = bpf_sk_storage_get(&connected_sockets, socket, 0, 0);
-	if (connected && is_endpoint(connected, address, *port)) {
-		*address = connected->service;
-		*port = connected->service_port;
+	struct connected_socket *connected = bpf_sk_storage_get(&connected_sockets, socket, 0, 0);
+	if (connected && is_endpoint(&connected->destination, address, *port)) {
+		*address = connected->destination.service;
+		*port = connected->destination.service_port;
 		return 1;
 	}
 	if (ctx->protocol != IPPROTO_UDP)
@@ -483,6 +513,17 @@ SEC("cgroup/getpeername6")
 int getpeername6(struct bpf_sock_addr *ctx)
 {
 	return backward6(ctx);
+}
+
+SEC("cgroup/sock_release")
+int sock_release(struct bpf_sock *socket)
+{
+	if (socket->protocol != IPPROTO_UDP)
+		return 1;
+	struct connected_socket *state = bpf_sk_storage_get(&connected_sockets, socket, 0, 0);
+	if (state)
+		forget_datagram_peer(state);
+	return 1;
 }
 
 /* As the first line of this file says. */

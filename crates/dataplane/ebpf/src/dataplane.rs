@@ -19,13 +19,14 @@ use crate::cgroup::Cgroup;
 use crate::cleanup::remove_other_maps;
 use crate::counters::ServiceCounters;
 use crate::error::Error;
-use crate::features::Features;
+use crate::features::{Features, namespace_cookie};
 use crate::links::{Links, create_directory};
 use crate::maps::Maps;
 use crate::object;
 use crate::options::Options;
 use crate::pools::Pools;
 use crate::service::{InstalledPort, Refusal, Tables, wanted_by_port};
+use crate::stale_sockets::StaleSockets;
 
 /// Points sockets of this node at endpoints. The nftables dataplane must serve the same state below it.
 #[derive(Debug)]
@@ -36,6 +37,7 @@ pub struct Ebpf {
     families: PerFamily<FamilyState>,
     addresses: Vec<IpAddr>,
     monitor: RouteMonitor,
+    stale_sockets: StaleSockets,
 }
 
 /// What is in the maps for one family.
@@ -63,13 +65,14 @@ impl Ebpf {
         let programs =
             object::load(&directory, options.sizes, Features::probe(), options.namespaces.is_some())?;
         let maps = Maps::open(&directory, options.sizes)?;
-        for cookie in options.namespaces.iter().flatten() {
+        for path in options.namespaces.iter().flatten() {
+            let cookie = namespace_cookie(path)?;
             let failed = |source| Error::Map { action: "write to", map: "namespaces", source };
             maps.namespaces.insert(&cookie.to_ne_bytes(), &[0; 4]).map_err(failed)?;
         }
         counters.start(maps.counters, options.sizes.counters());
         let earlier = Earlier::new(read_records(&maps.services)?);
-        let mut ebpf = Ebpf {
+        Ok(Ebpf {
             tables: Tables {
                 services: maps.services,
                 pools: Pools::new(maps.pools),
@@ -81,12 +84,12 @@ impl Ebpf {
             },
             links: Links::new(options.link_directory(), programs),
             families: PerFamily::from_fn(|_| FamilyState::default()),
-            addresses: Vec::new(),
+            // Watched before they are read, so that no change is missed.
             monitor: RouteMonitor::open().map_err(Error::Addresses)?,
+            addresses: node_addresses()?,
+            stale_sockets: StaleSockets::new(maps.datagram_peers, options.namespaces.clone()),
             options,
-        };
-        ebpf.addresses = node_addresses()?;
-        Ok(ebpf)
+        })
     }
 
     /// Brings these Services of a family to what is wanted, those first that are gone: others may want their frontends.
@@ -111,6 +114,7 @@ impl Ebpf {
                 }
             }
         }
+        self.stale_sockets.end(std::mem::take(&mut self.tables.left_with_sockets));
         match failed {
             Some(error) => Err(SyncError { report, ..SyncError::from(error) }),
             None => Ok(report),

@@ -161,6 +161,15 @@ impl BackendCell {
     }
 }
 
+pub(crate) const PEER_SIZE: usize = 24;
+
+/// The endpoint in a value of the map `datagram_peers`.
+pub(crate) fn datagram_peer(value: &[u8; PEER_SIZE]) -> SocketAddr {
+    let mut address = [0; 16];
+    address.copy_from_slice(&value[..16]);
+    SocketAddr::new(Ipv6Addr::from(address).to_canonical(), u16::from_be_bytes([value[16], value[17]]))
+}
+
 fn octets(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),

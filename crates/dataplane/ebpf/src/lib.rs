@@ -41,6 +41,7 @@ mod options;
 mod pools;
 mod ranges;
 mod service;
+mod stale_sockets;
 mod sys;
 
 pub use cgroup::find_cgroup_root;
@@ -49,4 +50,3 @@ pub use counters::{PortCounts, ServiceCounters};
 pub use dataplane::Ebpf;
 pub use error::Error;
 pub use options::{Options, PIN_DIRECTORY, Sizes};
-pub use sys::network_namespace_cookie;

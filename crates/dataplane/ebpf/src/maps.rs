@@ -4,13 +4,16 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use crate::error::Error;
-use crate::layout::{KEY_SIZE, RECORD_SIZE};
+use crate::layout::{KEY_SIZE, PEER_SIZE, RECORD_SIZE};
 use crate::options::Sizes;
 use crate::pools::PoolMaps;
 use crate::sys::{HashMapFd, Mapping, PerProcessorArray, open_pinned};
 
 /// `services`: address, port and protocol to a record.
 pub(crate) type ServiceMap = HashMapFd<KEY_SIZE, RECORD_SIZE>;
+
+/// `datagram_peers`: the cookie of a connected UDP socket to its endpoint.
+pub(crate) type PeerMap = HashMapFd<8, PEER_SIZE>;
 
 /// Open maps.
 #[derive(Debug)]
@@ -19,6 +22,7 @@ pub(crate) struct Maps {
     pub(crate) pools: PoolMaps,
     pub(crate) counters: PerProcessorArray,
     pub(crate) namespaces: HashMapFd<8, 4>,
+    pub(crate) datagram_peers: PeerMap,
 }
 
 impl Maps {
@@ -46,6 +50,7 @@ impl Maps {
             pools,
             counters: PerProcessorArray::new(open("counters")?, 2, processors),
             namespaces: HashMapFd::new(open("namespaces")?),
+            datagram_peers: HashMapFd::new(open("datagram_peers")?),
         })
     }
 }

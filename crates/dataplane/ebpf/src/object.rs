@@ -25,7 +25,8 @@ pub(crate) struct Hook {
 }
 
 /// Those that restore addresses come first: whatever is translated can then be restored.
-pub(crate) const HOOKS: [Hook; 8] = [
+pub(crate) const HOOKS: [Hook; 9] = [
+    Hook { name: "sock_release", attach_type: 34 },
     Hook { name: "getpeername4", attach_type: 29 },
     Hook { name: "getpeername6", attach_type: 30 },
     Hook { name: "recvmsg4", attach_type: 19 },
@@ -37,7 +38,7 @@ pub(crate) const HOOKS: [Hook; 8] = [
 ];
 
 /// The maps that are pinned. What is remembered for sockets is among them, so that it survives a restart.
-pub(crate) const MAPS: [&str; 9] = [
+pub(crate) const MAPS: [&str; 10] = [
     "services",
     "pools",
     "slots",
@@ -46,6 +47,7 @@ pub(crate) const MAPS: [&str; 9] = [
     "counters",
     "namespaces",
     "connected_sockets",
+    "datagram_peers",
     "datagram_sockets",
 ];
 
@@ -88,11 +90,14 @@ pub(crate) fn load(
     let mut object = loader.load(OBJECT).map_err(|source| Error::Maps(Box::new(source)))?;
     let mut programs = Vec::new();
     for hook in HOOKS {
-        let Some(Program::CgroupSockAddr(program)) = object.program_mut(hook.name) else {
-            return Err(Error::NoProgram(hook.name));
-        };
+        let program = object.program_mut(hook.name).ok_or(Error::NoProgram(hook.name))?;
         let refused = |source| Error::Program { program: hook.name, source: Box::new(source) };
-        program.load().map_err(refused)?;
+        let loaded = match program {
+            Program::CgroupSockAddr(program) => program.load(),
+            Program::CgroupSock(program) => program.load(),
+            _ => return Err(Error::NoProgram(hook.name)),
+        };
+        loaded.map_err(refused)?;
         let fd = program.fd().map_err(refused)?.as_fd().try_clone_to_owned();
         programs.push(LoadedProgram { hook, fd: fd.map_err(|error| refused(error.into()))? });
     }

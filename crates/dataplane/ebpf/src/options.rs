@@ -20,8 +20,8 @@ pub struct Options {
     pub pin_directory: PathBuf,
     /// How much the maps hold.
     pub sizes: Sizes,
-    /// Cookies of the network namespaces to serve; `None` means all.
-    pub namespaces: Option<Vec<u64>>,
+    /// The network namespaces to serve, as files (`/proc/PID/ns/net`); `None` means all.
+    pub namespaces: Option<Vec<PathBuf>>,
 }
 
 /// How much the maps hold. A Service that does not fit is left to nftables.

@@ -250,7 +250,7 @@ pub(crate) fn has_helper(helper: i32) -> bool {
 }
 
 /// The cookie of the network namespace in which a socket was opened. Kernels from 5.14 on have it.
-pub fn network_namespace_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
+pub(crate) fn network_namespace_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
     const SO_NETNS_COOKIE: libc::c_int = 71;
     let mut cookie = 0_u64;
     let mut size = libc::socklen_t::try_from(size_of::<u64>()).map_err(io::Error::other)?;

@@ -1,11 +1,9 @@
 //! Mode ebpf: programs at a cgroup of this process, which serve only the namespaces of one test.
 
-use std::net::UdpSocket;
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use portwarden_ebpf::{Ebpf, Options as EbpfOptions, Sizes, cleanup, network_namespace_cookie};
+use portwarden_ebpf::{Ebpf, Options as EbpfOptions, Sizes, cleanup};
 use portwarden_model::{Dataplane, Family, Layers};
 use portwarden_nftables::{Nftables, Options as NftablesOptions};
 use portwarden_testkit::bpf;
@@ -14,17 +12,11 @@ use portwarden_testkit::rig::Options;
 
 pub(crate) fn start(options: &Options) -> Result<Vec<Box<dyn Dataplane>>> {
     let nftables = Nftables::new(&Family::BOTH, NftablesOptions::default())?;
-    let cookie = |namespace: &Namespace| -> Result<u64> {
-        let _inside = namespace.enter()?;
-        let socket = UdpSocket::bind("0.0.0.0:0").context("cannot open a socket")?;
-        network_namespace_cookie(socket.as_fd()).context("cannot read the cookie of a namespace")
-    };
-    let namespaces = options.namespaces.iter().map(cookie).collect::<Result<Vec<u64>>>()?;
     let own = EbpfOptions {
         cgroup: Some(bpf::cgroup()?),
         pin_directory: pin_directory(options)?,
         sizes: Sizes { endpoints: 1024, frontends: 1024, counted_ports: 64 },
-        namespaces: Some(namespaces),
+        namespaces: Some(options.namespaces.iter().map(Namespace::path).collect()),
         ..EbpfOptions::new(&Family::BOTH)
     };
     let ebpf = Ebpf::new(own, Default::default())?;

@@ -1,0 +1,163 @@
+//! What a sync writes, and what happens when maps are full or things disappear.
+
+mod common;
+
+use std::fs;
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, ensure};
+use common::{Node, links};
+use portwarden_ebpf::{Ebpf, Options, Sizes, cleanup};
+use portwarden_model::Family;
+use portwarden_testkit::build::{ServiceBuilder, port, service};
+use portwarden_testkit::{Host, Transport, bpf};
+
+fn numbered(number: u8) -> ServiceBuilder {
+    let name = format!("web-{number}");
+    service(&name)
+        .cluster_ip(format!("10.96.0.{number}"))
+        .cluster_ip(format!("fd00:10:96::{number}"))
+        .port(port(80))
+}
+
+fn target(number: u8) -> SocketAddr {
+    SocketAddr::from(([10, 96, 0, number], 80))
+}
+
+fn answers(host: &Host, number: u8) -> Result<bool> {
+    Ok(host.probe().tcp(target(number))?.is_answered())
+}
+
+/// Whether connections are served by programs: endpoints then see a process of the node that has no route to the Service.
+fn flows(node: &Node, number: u8) -> Result<bool> {
+    let listed = node
+        .topology
+        .node()
+        .command("conntrack")
+        .args(["-L", "-d", &target(number).ip().to_string()])
+        .run()?;
+    Ok(listed.contains("dport=80"))
+}
+
+#[test]
+fn one_changed_endpoint_is_a_bounded_number_of_writes_and_nothing_is_written_twice() -> Result<()> {
+    let mut node = Node::new("writes")?;
+    for number in 10..30 {
+        node.apply(numbered(number), &format!("web-{number}"), &port(8080), &[0, 1]);
+    }
+    node.sync()?;
+    let report = node.full_sync().map_err(|error| anyhow::anyhow!("{error}"))?;
+    ensure!(report.written == 0, "{report:?}");
+    let written = node.start()?.written;
+    ensure!(written == 9, "a restart replaces nine programs and nothing else, but wrote {written} times");
+    for (pods, most) in [([0, 1, 2].as_slice(), 10), (&[0, 2], 6), (&[0, 1], 6)] {
+        node.endpoints("web-12", &port(8080), pods);
+        let written = node.sync()?.written;
+        ensure!((1..=most).contains(&written), "{pods:?} in both families: {written} writes, at most {most}");
+    }
+    Ok(())
+}
+
+#[test]
+fn services_that_do_not_fit_are_served_by_nftables() -> Result<()> {
+    let sizes = Sizes { endpoints: 2, frontends: 64, counted_ports: 2 };
+    let mut node = Node::with("full", |options| options.sizes = sizes)?;
+    node.topology.pod(0).serve(Transport::Tcp, 8080)?;
+    for number in 10..13 {
+        node.apply(numbered(number), &format!("web-{number}"), &port(8080), &[0]);
+    }
+    let report = node.sync()?;
+    ensure!(report.refused.len() == 4, "six pools of one endpoint, and room for two: {report:?}");
+    ensure!(report.refused[0].reason.contains("--ebpf-max-endpoints"), "{report:?}");
+    for number in 10..13 {
+        ensure!(answers(node.topology.pod(1), number)?, "Service {number} does not answer");
+    }
+    ensure!(flows(&node, 12)? && !flows(&node, 10)?, "the last one is translated, the first one is not");
+    // Room again.
+    for number in 10..12 {
+        node.endpoints(&format!("web-{number}"), &port(8080), &[]);
+    }
+    node.sync()?;
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    let report = node.full_sync().map_err(|error| anyhow::anyhow!("{error}"))?;
+    ensure!(report.refused.is_empty(), "{report:?}");
+    Ok(())
+}
+
+#[test]
+fn frontends_that_do_not_fit_are_served_by_nftables() -> Result<()> {
+    let sizes = Sizes { endpoints: 64, frontends: 4, counted_ports: 2 };
+    let mut node = Node::with("frontends", |options| options.sizes = sizes)?;
+    node.topology.pod(0).serve(Transport::Tcp, 8080)?;
+    for number in 10..16 {
+        node.apply(numbered(number), &format!("web-{number}"), &port(8080), &[0]);
+    }
+    let report = node.sync()?;
+    ensure!(report.refused.len() == 8, "twelve frontends, and room for four: {report:?}");
+    for number in 10..16 {
+        ensure!(answers(node.topology.pod(1), number)?, "Service {number} does not answer");
+    }
+    Ok(())
+}
+
+#[test]
+fn pins_that_are_removed_come_back() -> Result<()> {
+    let mut node = Node::new("pins")?;
+    node.topology.pod(0).serve(Transport::Tcp, 8080)?;
+    node.apply(numbered(10), "web-10", &port(8080), &[0]);
+    node.sync()?;
+    let all = || -> Result<usize> { Ok(fs::read_dir(links(&node)).map(Iterator::count).unwrap_or(0)) };
+    ensure!(all()? == 9);
+    fs::remove_dir_all(links(&node))?;
+    ensure!(answers(node.topology.pod(1), 10)?, "the programs are still attached");
+    node.full_sync().map_err(|error| anyhow::anyhow!("{error}"))?;
+    ensure!(fs::read_dir(links(&node))?.count() == 9, "they are pinned again");
+    Ok(())
+}
+
+#[test]
+fn a_cgroup_that_is_gone_is_named_and_used_again_when_it_is_back() -> Result<()> {
+    let cgroup = bpf::cgroup()?.join("gone");
+    fs::create_dir_all(&cgroup)?;
+    let path = cgroup.clone();
+    let mut node = Node::with("cgroup", move |options| options.cgroup = Some(path))?;
+    node.topology.pod(0).serve(Transport::Tcp, 8080)?;
+    node.apply(numbered(10), "web-10", &port(8080), &[0]);
+    node.sync()?;
+    fs::remove_dir(&cgroup)?;
+    let error = node.full_sync().err().context("the cgroup is gone")?;
+    ensure!(error.to_string().contains("--ebpf-cgroup-root"), "{error}");
+    ensure!(answers(node.topology.pod(1), 10)?, "nftables serves");
+    fs::create_dir(&cgroup)?;
+    let report = node.full_sync().map_err(|error| anyhow::anyhow!("{error}"))?;
+    ensure!(report.written >= 9, "all programs are attached again: {report:?}");
+    fs::remove_dir(&cgroup)?;
+    Ok(())
+}
+
+#[test]
+fn a_directory_that_cannot_hold_pins_is_named() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let options = Options { pin_directory: folder.path().join("pins"), ..Options::new(&Family::BOTH) };
+    let error = Ebpf::new(options, Default::default()).err().context("it is not a BPF file system")?;
+    ensure!(error.to_string().contains("mount -t bpf bpf /sys/fs/bpf"), "{error}");
+    let missing = Options { cgroup: Some("/no/such/cgroup".into()), ..Options::new(&Family::BOTH) };
+    let error = Ebpf::new(missing, Default::default()).err().context("there is no such cgroup")?;
+    ensure!(error.to_string().contains("/no/such/cgroup"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn the_programs_of_others_are_left_alone() -> Result<()> {
+    let mut ours = Node::new("ours")?;
+    let mut others = Node::new("others")?;
+    for node in [&mut ours, &mut others] {
+        node.topology.pod(0).serve(Transport::Tcp, 8080)?;
+        node.apply(numbered(10), "web-10", &port(8080), &[0]);
+        node.sync()?;
+    }
+    ensure!(cleanup(&ours.options.pin_directory)?, "there was something to remove");
+    ensure!(!cleanup(&ours.options.pin_directory)?, "nothing is left");
+    ensure!(answers(others.topology.pod(1), 10)? && !flows(&others, 10)?, "the other one still works");
+    Ok(())
+}
