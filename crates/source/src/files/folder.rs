@@ -1,6 +1,6 @@
 //! The files of the folder, and the last valid content of each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read};
@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 use portwarden_model::{Event, Interner, Kind, NamespacedName, Problem, manifest};
 
 use super::defaults;
-use super::parse::{Object, parse};
+use super::parse::{Object, Unknown, parse};
 use super::watched_paths::WatchedPaths;
 use crate::manifest::Manifest;
 
@@ -32,6 +32,8 @@ pub(super) struct Folder {
     node_name: String,
     names: Interner,
     files: BTreeMap<PathBuf, File>,
+    /// Nodes with another name than ours, in any file so far.
+    other_nodes: BTreeSet<String>,
 }
 
 #[derive(Debug, Default)]
@@ -63,12 +65,26 @@ struct FileVersion {
 impl Folder {
     /// Nothing is read yet.
     pub(super) fn new(root: PathBuf, node_name: String) -> Self {
-        Folder { root, node_name, names: Interner::default(), files: BTreeMap::new() }
+        Folder {
+            root,
+            node_name,
+            names: Interner::default(),
+            files: BTreeMap::new(),
+            other_nodes: BTreeSet::new(),
+        }
     }
 
     /// The files in the order of their names.
     pub(super) fn files(&self) -> impl Iterator<Item = (&Path, &File)> {
         self.files.iter().map(|(path, file)| (path.as_path(), file))
+    }
+
+    /// The name of our Node and those of the Nodes in the files, if ours is not among them.
+    pub(super) fn missing_node(&self) -> Option<(&str, String)> {
+        let ours =
+            self.files.values().flat_map(|file| &file.objects).any(|object| object.key.0 == Kind::Node);
+        let others = || self.other_nodes.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        (!ours && !self.other_nodes.is_empty()).then(|| (self.node_name.as_str(), others()))
     }
 
     /// The directories to watch for changes.
@@ -147,6 +163,9 @@ impl Folder {
             for what in &content.ignored {
                 tracing::info!(file = %path.display(), object = %what, "Ignored an object that a proxy does not use");
             }
+            for Unknown { what, hint } in &content.unknown {
+                tracing::warn!(file = %path.display(), object = %what, "Ignored an object of an unknown kind{hint}");
+            }
             self.convert_all(content.objects)
         }) {
             Ok(objects) => *file = File { version: file.version.take(), objects, problem: None },
@@ -167,7 +186,10 @@ impl Folder {
                     defaults::endpoint_slice(&mut slice);
                     self.convert(&slice, Vec::new())
                 }
-                Object::Node(node) if node.metadata.name != self.node_name => continue,
+                Object::Node(node) if node.metadata.name != self.node_name => {
+                    self.other_nodes.insert(node.metadata.name);
+                    continue;
+                }
                 Object::Node(node) => self.convert(&node, Vec::new()),
                 Object::ServiceCidr(cidr) => self.convert(&cidr, Vec::new()),
             };

@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `parse.rs` | the text of a file to manifests |
+//! | `kinds.rs` | which kinds that a proxy does not use are mistakes |
 //! | `defaults.rs` | fields that an API server would fill in |
 //! | `folder.rs` | the files, and the last valid content of each |
 //! | `merge.rs` | all files as one set of objects, and its changes |
@@ -11,6 +12,7 @@
 
 mod defaults;
 mod folder;
+mod kinds;
 mod merge;
 mod parse;
 mod watch;
@@ -57,7 +59,9 @@ impl Files {
             Err(error) => (None, Health::Failing(no_inotify(&error))),
         };
         let folder = Folder::new(self.path, self.node_name);
-        let mut runner = Runner { sink, part, watch, health, reported: None, merged: MergedFiles::default() };
+        let merged = MergedFiles::default();
+        let mut runner =
+            Runner { sink, part, watch, health, reported: None, merged, reported_missing_node: false };
         // Only a closed sink ends this.
         let Err(Closed) = runner.run(folder).await else { return };
     }
@@ -79,6 +83,7 @@ struct Runner {
     health: Health,
     reported: Option<Health>,
     merged: MergedFiles,
+    reported_missing_node: bool,
 }
 
 impl Runner {
@@ -97,6 +102,7 @@ impl Runner {
                     })
                     .await
                     .map_err(|_| Closed)?;
+                    self.report_missing_node(&folder);
                     self.sink.problems(difference.problems)?;
                     self.sink.events(difference.events).await?;
                     self.report(self.health.clone())?;
@@ -140,6 +146,19 @@ impl Runner {
             self.reported = Some(health);
         }
         Ok(())
+    }
+
+    /// Logs once that the files describe other Nodes only.
+    fn report_missing_node(&mut self, folder: &Folder) {
+        if let Some((node, exist)) = folder.missing_node()
+            && !std::mem::replace(&mut self.reported_missing_node, true)
+        {
+            tracing::warn!(
+                node,
+                exist,
+                "The manifests have no Node of this name; set --hostname-override to the right one"
+            );
+        }
     }
 
     async fn wait(&mut self) {

@@ -8,6 +8,9 @@ use std::fmt;
 use portwarden_model::manifest;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_path_to_error::Track;
+
+use super::kinds;
 
 /// An object of a kind that a proxy uses.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,6 +28,17 @@ pub(super) struct Content {
     pub(super) objects: Vec<Object>,
     /// `apiVersion` and kind of the others.
     pub(super) ignored: Vec<String>,
+    /// Those that are probably mistakes.
+    pub(super) unknown: Vec<Unknown>,
+}
+
+/// An object of a kind that does not exist.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Unknown {
+    /// Its `apiVersion` and kind.
+    pub(super) what: String,
+    /// What was probably meant, to be appended to a message; may be empty.
+    pub(super) hint: String,
 }
 
 /// Why a file cannot be used.
@@ -55,13 +69,16 @@ fn yaml(text: &str) -> Result<Content, ParseError> {
         let outline: Option<Outline> =
             serde_saphyr::from_str_with_options(document, yaml_options()).map_err(failed)?;
         let Some(outline) = outline else { continue };
-        let plan =
-            outline.plan(&mut content.ignored).map_err(|reason| ParseError { line: first_line, reason })?;
+        let plan = outline.plan(&mut content).map_err(|reason| ParseError { line: first_line, reason })?;
         let objects =
             serde_saphyr::with_deserializer_from_str_with_options(document, yaml_options(), |yaml| {
                 plan.read(yaml)
             });
-        content.objects.extend(objects.map_err(failed)?);
+        let named = |error| {
+            let ParseError { line, reason } = failed(error);
+            ParseError { line, reason: format!("{}{reason}", yaml_field(&plan, document)) }
+        };
+        content.objects.extend(objects.map_err(named)?);
     }
     Ok(content)
 }
@@ -76,9 +93,10 @@ fn json(text: &str) -> Result<Content, ParseError> {
         // The outline reader counts lines from the start of the file, the document reader from the start of the document.
         let outline = outline
             .map_err(|error| ParseError { line: error.line() as u64, reason: without_position(&error) })?;
-        let plan = outline.plan(&mut content.ignored).map_err(|reason| ParseError { line: here, reason })?;
+        let plan = outline.plan(&mut content).map_err(|reason| ParseError { line: here, reason })?;
         let objects = plan.read(&mut serde_json::Deserializer::from_str(document)).map_err(|error| {
-            ParseError { line: lines_before + error.line() as u64, reason: without_position(&error) }
+            let reason = format!("{}{}", json_field(&plan, document), without_position(&error));
+            ParseError { line: lines_before + error.line() as u64, reason }
         })?;
         content.objects.extend(objects);
         let end = outlines.byte_offset();
@@ -129,11 +147,39 @@ fn yaml_options() -> serde_saphyr::Options {
     }
 }
 
+/// The field that cannot be read, such as `spec.ports[0].port: `. The document is read once more for it, because following the path
+/// costs time that documents without errors need not spend.
+fn yaml_field(plan: &Plan, document: &str) -> String {
+    let mut track = Track::new();
+    let _ = serde_saphyr::with_deserializer_from_str_with_options(document, yaml_options(), |yaml| {
+        plan.read(serde_path_to_error::Deserializer::new(yaml, &mut track))
+    });
+    field(track)
+}
+
+fn json_field(plan: &Plan, document: &str) -> String {
+    let mut track = Track::new();
+    let mut json = serde_json::Deserializer::from_str(document);
+    let _ = plan.read(serde_path_to_error::Deserializer::new(&mut json, &mut track));
+    field(track)
+}
+
+fn field(track: Track) -> String {
+    let path = track.path().to_string();
+    if path.is_empty() || path == "." { String::new() } else { format!("{path}: ") }
+}
+
 /// The message without the position, which counts from the start of the document and would contradict ours.
 fn plain(error: &serde_saphyr::Error) -> String {
     let text = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
     let cut = text.rfind(" at line ").unwrap_or(text.len());
-    text.get(..cut).unwrap_or(&text).trim_end_matches([':', ',', ' ']).to_owned()
+    let text = text.get(..cut).unwrap_or(&text).trim_end_matches([':', ',', ' ']);
+    // The parser names Rust's types.
+    let is_number = |kind: &str| kind.starts_with(['i', 'u']) && kind[1..].parse::<u8>().is_ok();
+    match text.strip_prefix("invalid ") {
+        Some(kind) if is_number(kind) => "not a whole number, or out of range".to_owned(),
+        _ => text.to_owned(),
+    }
 }
 
 fn without_position(error: &serde_json::Error) -> String {
@@ -168,16 +214,16 @@ enum Use {
 }
 
 impl Outline {
-    fn plan(&self, ignored: &mut Vec<String>) -> Result<Plan, String> {
+    fn plan(&self, content: &mut Content) -> Result<Plan, String> {
         let (version, kind) = self.identity(None)?;
         let Some(item_kind) = kind.strip_suffix("List") else {
-            return Ok(Plan::Object(Use::of(version, kind, ignored)));
+            return Ok(Plan::Object(Use::of(version, kind, content)));
         };
         // Items of a list of one kind (ServiceList) do not repeat what they are.
         let inherited = (!item_kind.is_empty()).then_some((version, item_kind));
         let uses = self.items.iter().flatten().map(|item| {
             let (version, kind) = item.identity(inherited)?;
-            Ok(Use::of(version, kind, ignored))
+            Ok(Use::of(version, kind, content))
         });
         Ok(Plan::List(uses.collect::<Result<_, String>>()?))
     }
@@ -194,14 +240,18 @@ impl Outline {
 }
 
 impl Use {
-    fn of(version: &str, kind: &str, ignored: &mut Vec<String>) -> Use {
+    fn of(version: &str, kind: &str, content: &mut Content) -> Use {
         match (version, kind) {
             ("v1", "Service") => Use::Service,
             ("v1", "Node") => Use::Node,
             ("discovery.k8s.io/v1", "EndpointSlice") => Use::EndpointSlice,
             ("networking.k8s.io/v1" | "networking.k8s.io/v1beta1", "ServiceCIDR") => Use::ServiceCidr,
             _ => {
-                ignored.push(format!("{version} {kind}"));
+                let what = format!("{version} {kind}");
+                match kinds::mistake(version, kind) {
+                    Some(hint) => content.unknown.push(Unknown { what, hint }),
+                    None => content.ignored.push(what),
+                }
                 Use::Ignore
             }
         }
@@ -359,6 +409,15 @@ kind: List
     }
 
     #[test]
+    fn misspelt_kinds_are_told_from_those_that_a_proxy_does_not_use() {
+        let text = "apiVersion: v1\nkind: Servcie\n---\napiVersion: v1\nkind: ConfigMap\n";
+        let content = parse(text).expect("it is good");
+        let hint = "; did you mean v1 Service?".to_owned();
+        assert_eq!(content.unknown, [Unknown { what: "v1 Servcie".to_owned(), hint }]);
+        assert_eq!(content.ignored, ["v1 ConfigMap"]);
+    }
+
+    #[test]
     fn errors_name_the_line_in_the_file() {
         let good = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\n---\n";
         let line = |text: &str| parse(text).expect_err("it is bad").line;
@@ -379,7 +438,12 @@ kind: List
     fn errors_say_what_is_wrong_without_a_second_position() {
         let error =
             parse("apiVersion: v1\nkind: Service\nspec:\n  ports:\n  - port: many\n").expect_err("it is bad");
-        assert_eq!(error.to_string(), "line 5: invalid i32");
+        assert_eq!(error.to_string(), "line 5: spec.ports[0].port: not a whole number, or out of range");
+        let json = parse(
+            "{\"apiVersion\":\"v1\",\"kind\":\"Service\",\"spec\":{\"ports\":[{\"port\":\"eighty\"}]}}",
+        );
+        let error = json.expect_err("it is bad").to_string();
+        assert!(error.starts_with("line 1: spec.ports[0].port: invalid type: string \"eighty\""), "{error}");
         let error = parse("kind: Service\nkind: Node\napiVersion: v1\n").expect_err("it is bad");
         assert_eq!(error.to_string(), "line 2: duplicate mapping key: kind not allowed here");
     }

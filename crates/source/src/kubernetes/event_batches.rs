@@ -19,6 +19,8 @@ pub(crate) struct EventBatches<M> {
     reported: ReportedProblems<NamespacedName>,
     events: Vec<Event>,
     problems: Vec<Problem>,
+    /// Objects since the last list began.
+    applied: usize,
     object: PhantomData<M>,
 }
 
@@ -30,6 +32,7 @@ impl<M: Manifest> EventBatches<M> {
             reported: ReportedProblems::default(),
             events: Vec::new(),
             problems: Vec::new(),
+            applied: 0,
             object: PhantomData,
         }
     }
@@ -37,6 +40,7 @@ impl<M: Manifest> EventBatches<M> {
     /// A new list begins.
     pub(crate) fn list_started(&mut self) {
         self.reported.list_started();
+        self.applied = 0;
         self.events.push(Event::ListStarted(M::KIND));
     }
 
@@ -51,6 +55,7 @@ impl<M: Manifest> EventBatches<M> {
     pub(crate) fn applied(&mut self, object: &M) {
         let (event, problems) = object.applied(&mut self.names);
         self.events.push(event);
+        self.applied += 1;
         self.report(object, problems);
     }
 
@@ -70,6 +75,11 @@ impl<M: Manifest> EventBatches<M> {
         };
         let fresh = self.reported.fresh(|| key, vec![problem]);
         self.problems.extend(fresh);
+    }
+
+    /// Whether no object has arrived since the last list began.
+    pub(crate) fn is_list_empty(&self) -> bool {
+        self.applied == 0
     }
 
     /// Sends everything.

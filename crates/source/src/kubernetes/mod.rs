@@ -10,6 +10,7 @@
 //! | `list.rs`, `watch.rs` | one page of a list, one watch |
 //! | `event_batches.rs` | decoded objects to batches of model events |
 //! | `reflector.rs`, `retry_policy.rs`, `backoff.rs` | one kind of object, listed and watched through every failure |
+//! | `missing_node.rs` | which Nodes exist, if ours does not |
 //! | `event_recorder.rs` | Kubernetes Events |
 //! | `startup_taint.rs` | the removal of a taint from the Node |
 
@@ -23,6 +24,7 @@ mod error;
 mod event_batches;
 mod event_recorder;
 mod list;
+mod missing_node;
 mod proxy_environment;
 mod rate_limiter;
 mod reflector;

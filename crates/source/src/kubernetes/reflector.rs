@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use portwarden_model::Event;
+use portwarden_model::{Event, Kind};
 use tokio::time::Instant;
 
 use super::backoff::random;
@@ -17,6 +17,7 @@ use super::client::Client;
 use super::error::RequestError;
 use super::event_batches::EventBatches;
 use super::list::{Page, Start};
+use super::missing_node;
 use super::resource::Resource;
 use super::retry_policy::RetryPolicy;
 use super::watch::{Begin, Watch};
@@ -62,6 +63,7 @@ struct Position {
 #[derive(Debug)]
 pub(crate) struct Reflector<M> {
     client: Client,
+    node_name: String,
     resource: Resource,
     sink: Sink,
     batches: EventBatches<M>,
@@ -78,6 +80,7 @@ impl<M: Manifest> Reflector<M> {
         let resource = Resource::of(M::KIND, node_name);
         Reflector {
             client,
+            node_name: node_name.to_owned(),
             batches: EventBatches::new(sink.clone()),
             sink,
             position: Position::default(),
@@ -188,6 +191,10 @@ impl<M: Manifest> Reflector<M> {
         self.batches.list_done();
         self.batches.flush().await?;
         self.position = Position { version, can_resume: true, expired: false };
+        if M::KIND == Kind::Node && self.batches.is_list_empty() && !self.listed {
+            // On its own: nothing waits for the answer.
+            tokio::spawn(missing_node::report(self.client.clone(), self.node_name.clone()));
+        }
         self.listed = true;
         Ok(self.report(Health::Following)?)
     }

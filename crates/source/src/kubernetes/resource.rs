@@ -16,10 +16,13 @@ pub(crate) struct Resource {
 }
 
 impl Resource {
+    /// All Nodes.
+    pub(crate) fn all_nodes() -> Resource {
+        resource("/api/v1/nodes", "Nodes")
+    }
+
     /// Selectors let the server filter, so that other objects are not sent.
     pub(crate) fn of(kind: Kind, node_name: &str) -> Resource {
-        let resource =
-            |path, name| Resource { path, name, label_selector: None, field_selector: None, without: None };
         match kind {
             Kind::Service => Resource {
                 label_selector: Some(format!("!{LABEL_PROXY_NAME}")),
@@ -57,6 +60,10 @@ impl Resource {
         }
         query
     }
+}
+
+fn resource(path: &'static str, name: &'static str) -> Resource {
+    Resource { path, name, label_selector: None, field_selector: None, without: None }
 }
 
 fn percent_encode(text: &str, into: &mut String) {
