@@ -37,6 +37,7 @@
 //! | node ports that Portwarden's own servers use | `reserved_ports.rs` |
 //! | the operator's settings | `settings.rs` |
 //! | reasons of decisions (`portwarden explain`) | `explain.rs` |
+//! | a desired state and a kernel, compared | `observed.rs` |
 //! | the result, as dataplanes read it | `desired.rs`, `pool.rs`, `changes.rs` |
 //! | the contract of a dataplane; several dataplanes in one mode | `dataplane.rs`, `layers.rs` |
 //! | when to sync: intervals, bursts, retries | `pacer.rs` |
@@ -69,6 +70,7 @@ mod name;
 mod node_port_addresses;
 mod node_view;
 pub mod object;
+mod observed;
 mod pacer;
 mod pool;
 mod problem;
@@ -101,6 +103,7 @@ pub use ip::{Family, PerFamily, normalise, parse_cidr, parse_ip};
 pub use layers::Layers;
 pub use name::{Interner, Name, NamespacedName, PortName, Protocol};
 pub use node_port_addresses::{LoopbackNodePorts, NodePortAddresses, NodePortRange, loopback_node_ports};
+pub use observed::{FrontendKey, ObservedFrontend, Treatment};
 pub use pacer::{Pacer, PacerConfig};
 pub use pool::{Backend, Pool};
 pub use problem::Problem;

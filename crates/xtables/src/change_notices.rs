@@ -48,8 +48,9 @@ impl ChangeNotices {
                 Notice::Event(event) => foreign_change(event, tables, &is_ours),
                 Notice::Missed => Some("more changes than could be followed".to_owned()),
             };
-            if found.is_none() {
-                found = change;
+            // Of a table that is removed, the kernel reports every chain and rule first.
+            if found.is_none() || change.as_deref().is_some_and(|text| text.starts_with(FLUSHED)) {
+                found = change.or_else(|| found.take());
             }
         });
         children.forget_ended(&ended);
@@ -72,6 +73,9 @@ impl ChangeNotices {
     }
 }
 
+/// How the description of a removed table begins.
+const FLUSHED: &str = "all rules were flushed";
+
 /// What an event changes, if that is ours.
 fn foreign_change(
     event: &Event,
@@ -83,7 +87,7 @@ fn foreign_change(
     let is_our_chain = |chain: &str| is_ours(chain, event.change);
     match &event.subject {
         Subject::Table(table) if gone && tables.contains(&table.object.id) => {
-            Some(format!("table {} was removed", table.object.id.name))
+            Some(format!("{FLUSHED}: table {} was removed", table.object.id.name))
         }
         Subject::Chain(chain) if tables.contains(&chain.object.table) && is_our_chain(&chain.object.name) => {
             Some(format!("chain {} was {verb}", chain.object.name))

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use portwarden_model::{Changes, Desired, Family, LoopbackNodePorts};
-use portwarden_xtables::{Table, Transaction};
+use portwarden_xtables::{Programs, Table, Transaction};
 
 use crate::diff;
 use crate::draft::{Draft, Names, SavedTables};
@@ -46,6 +46,15 @@ impl DryRun {
         self.installed.acknowledge(plan.pending);
         self.context = Some(context);
         transaction
+    }
+
+    /// What a full sync would write on this node: the chains that differ from those that the tables have, and the stale ones. Reads the
+    /// tables and changes nothing.
+    pub fn difference(&self, desired: &Desired, programs: &Programs) -> Result<Transaction, crate::Error> {
+        let (plan, _) = self.plan(desired, &Changes::everything());
+        let save = |table| programs.save(table, |_| false);
+        let mut saved = SavedTables { filter: Some(save(Table::Filter)?), nat: Some(save(Table::Nat)?) };
+        Ok(Draft::new(&plan.pending, self.family).compare(&mut saved))
     }
 
     /// The chains of the nat table that a full sync of an empty node names before it renders their rules.

@@ -25,6 +25,7 @@ mod pod_traffic;
 mod port_elements;
 mod port_lists;
 mod probe;
+mod read_back;
 mod route;
 #[cfg(test)]
 mod samples;
@@ -40,3 +41,4 @@ mod tampering;
 pub use dataplane::{Nftables, Options, cleanup};
 pub use error::Error;
 pub use loopback_node_ports::loopback_rejected_packets;
+pub use read_back::ReadBack;

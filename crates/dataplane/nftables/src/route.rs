@@ -74,6 +74,11 @@ impl ListId {
         (key & (MAGIC | STICKY) == MAGIC | STICKY && key & !STICKY_LIST_MASK == 0).then_some(ListId(key))
     }
 
+    /// The ordinary list of this key.
+    pub(crate) fn from_ordinary_key(key: u32) -> ListId {
+        ListId(key & LIST_MASK)
+    }
+
     pub(crate) fn is_sticky(self) -> bool {
         self.0 & STICKY != 0
     }

@@ -33,12 +33,16 @@ impl TamperMonitor {
     pub(crate) fn read(&mut self) -> Result<()> {
         let (own_ports, tables) = (&self.own_ports, &mut self.tables);
         self.monitor.read(|notice| {
-            for (table, found) in tables.iter_mut().filter(|(_, found)| found.is_none()) {
-                *found = match &notice {
+            for (table, found) in tables.iter_mut() {
+                let change = match &notice {
                     Notice::Missed => Some("more changes at once than could be read".to_owned()),
                     Notice::Event(event) if own_ports.contains(&event.port) => None,
                     Notice::Event(event) => describe(event, table),
                 };
+                // Of a table that is removed, the kernel reports every chain and rule first.
+                if found.is_none() || change.as_deref() == Some(TABLE_REMOVED) {
+                    *found = change.or_else(|| found.take());
+                }
             }
         })?;
         Ok(())
@@ -62,8 +66,14 @@ impl AsFd for TamperMonitor {
     }
 }
 
+/// All rules are gone.
+const TABLE_REMOVED: &str = "all rules were flushed: the whole table was removed";
+
 /// The change in a few words; `None` if it concerns another table.
 fn describe(event: &Event, table: &TableId) -> Option<String> {
+    if let (Subject::Table(listed), Change::Gone) = (&event.subject, event.change) {
+        return (listed.object.id == *table).then(|| TABLE_REMOVED.to_owned());
+    }
     let what = match &event.subject {
         Subject::Table(listed) => (listed.object.id == *table).then(|| "the table".to_owned()),
         Subject::Chain(listed) => {
@@ -103,7 +113,7 @@ mod tests {
         let table = |id: &TableId| removed(Subject::Table(Listed { object: Table::new(id), handle: 1 }));
         let chain =
             |id: &TableId| removed(Subject::Chain(Listed { object: Chain::new(id, "services"), handle: 1 }));
-        assert_eq!(describe(&table(&ours), &ours).as_deref(), Some("the table was removed"));
+        assert_eq!(describe(&table(&ours), &ours).as_deref(), Some(TABLE_REMOVED));
         assert_eq!(describe(&chain(&ours), &ours).as_deref(), Some("chain services was removed"));
         assert_eq!(describe(&table(&others), &ours), None);
         assert_eq!(describe(&chain(&others), &ours), None);
