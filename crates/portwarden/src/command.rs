@@ -1,7 +1,7 @@
 //! The command line: parse, build, run, report. The exit status is chosen here.
 
-use std::io::Write;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -9,25 +9,21 @@ use anyhow::Context;
 use tracing::{error, info};
 
 use crate::app::{self, App, Signals, StartupOptions};
+use crate::commands::{self, print};
 use crate::config::{self, Config, LoadedConfig};
 use crate::flags::{self, Action, Flags, Invocation, Program};
+use crate::host;
 use crate::logging::{self, Logs, end_on_panic};
 use crate::modes;
-
-/// Our one subcommand.
-const EXPLAIN: &str = "explain";
 
 /// Runs the program with the arguments after its name.
 pub fn main(called_as: &str, arguments: &[String]) -> ExitCode {
     let program = Program::from_path(called_as);
-    let (service, arguments) = match (program, arguments) {
-        (Program::Portwarden, [word, service, flags @ ..]) if word == EXPLAIN => (Some(service), flags),
-        (Program::Portwarden, [word]) if word == EXPLAIN => {
-            eprintln!("Error: which Service? portwarden explain [NAMESPACE/]NAME [flags]");
-            return ExitCode::FAILURE;
+    if let (Program::Portwarden, [name, arguments @ ..]) = (program, arguments) {
+        if let Some(command) = commands::find(name) {
+            return commands::main(command, arguments);
         }
-        _ => (None, arguments),
-    };
+    }
     let parsed = match flags::parse(program, arguments) {
         Ok(parsed) => parsed,
         Err(error) => {
@@ -43,41 +39,16 @@ pub fn main(called_as: &str, arguments: &[String]) -> ExitCode {
     }
     match parsed.invocation {
         Invocation::Print(text) => {
-            print(&text);
-            print("\n");
+            print(&format!("{text}\n"));
             ExitCode::SUCCESS
         }
-        Invocation::Run(flags) => match service {
-            Some(service) => explain(program, &flags, service),
-            None => {
-                let outcome = execute(program, *flags);
-                if let Err(error) = &outcome {
-                    error!(err = format!("{error:#}"), "command failed");
-                }
-                logging::flush();
-                if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        Invocation::Run(flags) => {
+            let outcome = execute(program, *flags);
+            if let Err(error) = &outcome {
+                error!(err = format!("{error:#}"), "command failed");
             }
-        },
-    }
-}
-
-/// Prints to standard output. A closed pipe (`portwarden --help | head`) is not an error.
-fn print(text: &str) {
-    let _ = std::io::stdout().write_all(text.as_bytes());
-}
-
-fn explain(program: Program, flags: &Flags, service: &str) -> ExitCode {
-    let explained = config::load(program, flags, config::read_file)
-        .map_err(anyhow::Error::from)
-        .and_then(|loaded| crate::explain::explain(service, &loaded.config, flags::reported_version(None)));
-    match explained {
-        Ok(text) => {
-            print(&text);
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("Error: {error:#}");
-            ExitCode::FAILURE
+            logging::flush();
+            if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
     }
 }
@@ -97,9 +68,12 @@ fn execute(program: Program, flags: Flags) -> anyhow::Result<()> {
             info!(target: logging::PLAIN, "FLAG: --{name}={value:?}");
         }
     }
-    // kube-proxy logs the error here and again in the caller; operators search for either line.
-    dispatch(program, flags, loaded, logs)
-        .inspect_err(|error| error!(err = format!("{error:#}"), "Error running ProxyServer"))
+    dispatch(program, flags, loaded, logs).inspect_err(|error| {
+        // kube-proxy logs the error here and again in the caller; alerts may search for either line.
+        if program == Program::KubeProxy {
+            error!(err = format!("{error:#}"), "Error running ProxyServer");
+        }
+    })
 }
 
 fn dispatch(program: Program, flags: Flags, loaded: LoadedConfig, logs: Arc<Logs>) -> anyhow::Result<()> {
@@ -151,10 +125,10 @@ fn clean_up(config: &Config) -> anyhow::Result<()> {
     for failure in &failures {
         error!(err = format!("{failure:#}"), "Cannot remove rules");
     }
-    match failures.len() {
-        0 => Ok(()),
-        count => anyhow::bail!(
-            "encountered an error while tearing down rules: {count} of the steps failed, see above"
-        ),
+    if failures.is_empty() {
+        return Ok(());
     }
+    const FAILED: &str = "encountered an error while tearing down rules";
+    host::check_privileges(Path::new("/proc")).context(FAILED)?;
+    anyhow::bail!("{FAILED}: {} of the steps failed, see above", failures.len())
 }

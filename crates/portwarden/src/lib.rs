@@ -7,6 +7,7 @@
 
 pub mod app;
 pub mod command;
+pub(crate) mod commands;
 pub mod config;
 pub mod engine;
 pub mod events;

@@ -273,7 +273,7 @@ fn wrong_command_lines_and_configurations_end_with_status_1() -> Result<()> {
     ensure!(code == Some(1) && errors.contains("Error: unknown flag: --no-such-flag"), "{errors}");
     ensure!(errors.starts_with("Usage:\n  portwarden [flags]\n"), "{errors}");
     let (code, out, errors) = run(&["--cleanup", "true"])?;
-    let wanted = "Error: \"portwarden\" does not take any arguments, got [\"true\"]\n";
+    let wanted = "Error: \"portwarden\" does not take any arguments, got [\"true\"]; a switch takes its value after an equals sign: --cleanup=true\n";
     ensure!(code == Some(1) && out.is_empty() && errors == wanted, "{errors}");
     let (code, _, errors) = run(&["--cleanup", "--proxy-mode=sideways"])?;
     ensure!(code == Some(1) && errors.contains("failed validate: KubeProxyConfiguration.Mode"), "{errors}");
@@ -285,7 +285,7 @@ fn wrong_command_lines_and_configurations_end_with_status_1() -> Result<()> {
     ensure!(code == Some(0) && out.contains("--proxy-mode NAME") && !out.contains("--metrics-port"), "{out}");
     ensure!(errors.starts_with("Flag --metrics-port has been deprecated, "), "{errors}");
     let (code, _, errors) = run(&["--write-config-to=/no/such/folder/file"])?;
-    ensure!(code == Some(1) && errors.contains("\"Error running ProxyServer\" err="), "{errors}");
+    ensure!(code == Some(1) && errors.contains("\"command failed\" err="), "{errors}");
     let (code, _, errors) = run(&["--proxy-mode=sideways", "--metrics-bind-address=1.2.3.4:0"])?;
     ensure!(
         code == Some(1) && errors.contains("command failed") && errors.contains("failed validate: ["),
@@ -332,16 +332,27 @@ fn init_only_prepares_and_ends() -> Result<()> {
 }
 
 #[test]
-fn a_process_that_cannot_run_says_so_twice_and_ends_with_status_1() -> Result<()> {
+fn a_process_that_cannot_run_says_so_once_and_ends_with_status_1() -> Result<()> {
     let rig = Rig::new()?;
     let flags = ["--kubeconfig=/no/such/file", "--proxy-mode=nftables", "--conntrack-max-per-core=0"];
     let error = format!("{:#}", rig.program().args(flags).run().err().context("it cannot run")?);
-    for words in
-        ["exit status: 1", "\"Error running ProxyServer\" err=", "\"command failed\" err=", "/no/such/file"]
-    {
+    for words in ["exit status: 1", "\"command failed\" err=", "/no/such/file"] {
         ensure!(error.contains(words), "{words}: {error}");
     }
-    let flags = ["--proxy-mode=ebpf", "--conntrack-max-per-core=0", "--ebpf-pin-directory=/tmp/not-there"];
+    ensure!(error.matches("cannot use the kubeconfig").count() == 1, "{error}");
+    // Under kube-proxy's name both of its lines are there.
+    let link = rig.path("kube-proxy");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_portwarden"), &link)?;
+    let error = format!(
+        "{:#}",
+        rig.command(&link.display().to_string()).args(flags).run().err().context("it cannot run")?
+    );
+    for words in ["\"Error running ProxyServer\" err=", "\"command failed\" err="] {
+        ensure!(error.contains(words), "{words}: {error}");
+    }
+    let manifests = format!("--manifests={}", rig.path("manifests").display());
+    let flags =
+        [&manifests, "--proxy-mode=ebpf", "--conntrack-max-per-core=0", "--ebpf-pin-directory=/tmp/not-there"];
     let error = format!("{:#}", rig.program().args(flags).run().err().context("it cannot run")?);
     ensure!(error.contains("/tmp/not-there is not on a BPF file system; mount one"), "{error}");
     Ok(())

@@ -18,7 +18,7 @@ use std::thread::{self, JoinHandle};
 use anyhow::{Context, Result};
 use nix::sched::{CloneFlags, setns, unshare};
 
-pub use command::{NamespaceCommand, Process};
+pub use command::{NamespaceCommand, Output, Process};
 
 /// The network namespace of the calling thread; `/proc/self` would be that of the main thread.
 const OWN_NAMESPACE: &str = "/proc/thread-self/ns/net";

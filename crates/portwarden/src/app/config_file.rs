@@ -183,6 +183,28 @@ mod tests {
         assert_eq!(file.content.as_deref(), Some(&b"other"[..]), "one change, not two");
     }
 
+    /// A log file in the same folder, for example, must not delay the new configuration for as long as it grows.
+    #[tokio::test]
+    async fn a_file_beside_it_that_is_written_all_the_time_does_not_delay_a_change() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("config.conf");
+        fs::write(&path, "old").expect("writes");
+        let mut file = ConfigFile::follow(Some(text(&path)));
+        let neighbour = folder.path().join("neighbour");
+        let noise = async {
+            loop {
+                fs::write(&neighbour, "x").expect("writes");
+                tokio::time::sleep(QUIET / 10).await;
+            }
+        };
+        fs::write(&path, "new").expect("writes");
+        tokio::select! {
+            noticed = changes(&mut file) => assert!(noticed),
+            () = noise => {}
+        }
+        assert_eq!(file.content.as_deref(), Some(&b"new"[..]));
+    }
+
     #[test]
     fn every_folder_on_the_way_is_watched() {
         let folder = tempfile::tempdir().expect("a folder");

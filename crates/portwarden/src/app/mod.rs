@@ -51,7 +51,7 @@ pub use signals::{Signal, Signals};
 
 use config_file::ConfigFile;
 use servers::Servers;
-pub(crate) use source::RunningSource;
+pub(crate) use source::{PreparedSource, RunningSource};
 
 /// Open connections of the health-check ports of all Services together.
 const SERVICE_HEALTH_CONNECTIONS: usize = 256;
@@ -88,23 +88,29 @@ pub struct App {
     activity: Activity,
     events: Events,
     logs: Arc<Logs>,
+    _instance: Option<host::Instance>,
     _tasks: JoinSet<()>,
 }
 
 impl App {
     /// Builds and starts everything. Must run inside a runtime.
+    ///
+    /// Everything that can show that the start cannot work comes first: privileges, the source of objects, the mode, the servers'
+    /// addresses. The kernel's settings change only after that.
     pub async fn start(options: StartupOptions, logs: Arc<Logs>) -> anyhow::Result<App> {
         let started = Moment::now();
         let config = &options.config;
         // First: a heap profile does not contain earlier allocations.
         crate::status::sample_heap(config.servers.profiling);
         let node = host::node_name(config.hostname_override.as_deref())?;
+        host::check_privileges(Path::new("/proc"))?;
         let metrics = Metrics::new(&crate::version::build_info(&options.version))?;
         metrics.feature_gates(config.gates.iter().map(|(gate, on)| (gate.name, gate.stage.label(), on)))?;
-        raise_descriptor_limit();
-        prepare_host(config)?;
-        set_oom_score(config);
+        let source = PreparedSource::new(config, &node, &options.version, &metrics.rest_client).await?;
         let families = modes::families(config.mode)?;
+        let dataplanes = modes::build(config, families)?;
+        let instance = host::Instance::register();
+        raise_descriptor_limit();
         config.mode.entry().operations.publish_metrics(config, &metrics)?;
         let health = SharedHealth::new(config.pacing.sync_period);
         let heartbeat = Heartbeat::new(started.instant);
@@ -117,7 +123,7 @@ impl App {
         let (engine, engine_ended) = start_engine(EngineParts {
             settings: config.model_settings(&node, started.wall),
             words: config.mode.words(),
-            dataplanes: modes::build(config, families)?,
+            dataplanes,
             pacing: pacing(config),
             node_wait: node_wait(config),
             remove_leftovers: Some(remove_leftovers_of_others(config)),
@@ -145,9 +151,10 @@ impl App {
                 return Err(error.into());
             }
         };
+        prepare_host(config)?;
+        set_oom_score(config);
         engine::log_waiting_for_caches();
-        let source =
-            RunningSource::start(config, &node, &options.version, &engine, &metrics.rest_client).await?;
+        let source = source.start(&node, &engine, &metrics.rest_client);
         events.attach(&node, source.recorder());
         let mut tasks = JoinSet::new();
         tasks.spawn(source.remove_startup_taint(config, &node, receivers.installed.clone()));
@@ -168,6 +175,7 @@ impl App {
             activity,
             events,
             logs,
+            _instance: instance,
             _tasks: tasks,
         })
     }
@@ -244,8 +252,10 @@ pub fn prepare_host(config: &Config) -> anyhow::Result<()> {
 
 /// `--init-only`: does what needs privileges and ends.
 pub fn prepare_only(config: &Config) -> anyhow::Result<()> {
+    host::check_privileges(Path::new("/proc"))?;
+    let dataplanes = modes::build(config, modes::families(config.mode)?)?;
     prepare_host(config)?;
-    for dataplane in modes::build(config, modes::families(config.mode)?)? {
+    for dataplane in dataplanes {
         for family in dataplane.families() {
             info!(ipFamily = %family, "System initialized and --init-only specified");
         }
@@ -341,8 +351,12 @@ fn bind_failure_event(node: &str, error: &BindError) -> NewEvent {
 /// Logs a warning about a valid configuration.
 pub fn log_notice(notice: &Notice) {
     match notice {
-        Notice::LenientDecoding(_) => info!("{notice}"),
-        Notice::FlagsIgnored(_) | Notice::Gate(_) | Notice::InvalidExcludedRanges(_) => warn!("{notice}"),
+        Notice::LenientDecoding(_)
+        | Notice::FlagsIgnored(_)
+        | Notice::Gate(_)
+        | Notice::InvalidExcludedRanges(_) => {
+            warn!("{notice}");
+        }
         Notice::ModeDefaulted | Notice::ModeDeprecated(_) => {
             error!(err = %notice, "Kube-proxy configuration may be incomplete or incorrect");
         }

@@ -35,8 +35,81 @@ pub(crate) struct RunningSource {
     client: Option<Client>,
 }
 
+/// A source whose path and credentials were found to be usable; nothing is read or sent yet.
+pub(crate) enum PreparedSource {
+    /// A folder of manifests.
+    Files(Files),
+    /// An API server.
+    Api {
+        /// Connects with the first request.
+        client: Client,
+        /// Whether lists are requested as streams.
+        streaming_lists: bool,
+    },
+}
+
+impl PreparedSource {
+    /// Checks what the configuration names: that the manifests exist, or that there are credentials.
+    pub(crate) async fn new(
+        config: &Config,
+        node: &str,
+        version: &str,
+        metrics: &RestClientMetrics,
+    ) -> anyhow::Result<Self> {
+        match &config.source {
+            Source::Manifests(path) => {
+                let files = Files::new(path, node)
+                    .with_context(|| format!("cannot follow the manifests in {path:?}"))?;
+                check_manifests(path)?;
+                Ok(PreparedSource::Files(files))
+            }
+            Source::Api(api) => {
+                let client = Client::new(options(api, version), Some(observer(metrics.clone()))).await?;
+                let streaming_lists = config.gates.enabled(Feature::WatchListClient);
+                Ok(PreparedSource::Api { client, streaming_lists })
+            }
+        }
+    }
+
+    /// Starts to read and to send events to the engine.
+    pub(crate) fn start(self, node: &str, engine: &Handle, metrics: &RestClientMetrics) -> RunningSource {
+        let engine = engine.clone();
+        let sink = Sink::new(EVENTS_IN_FLIGHT, move |update| engine.send(Message::Update(update)));
+        let mut tasks = JoinSet::new();
+        match self {
+            PreparedSource::Files(files) => {
+                tasks.spawn(files.run(sink));
+                RunningSource { tasks, recorder: None, client: None }
+            }
+            PreparedSource::Api { client, streaming_lists } => {
+                info!(server = client.server(), identity = client.identity(), "Following an API server");
+                let (recorder, record) = recorder(&client);
+                metrics.connected();
+                tasks.spawn(Kubernetes::new(client.clone(), node).streaming_lists(streaming_lists).run(sink));
+                // Ends with the last recorder, and is not part of the source whose end matters.
+                tokio::spawn(record);
+                RunningSource { tasks, recorder: Some(recorder), client: Some(client) }
+            }
+        }
+    }
+}
+
+/// A path that does not exist is a typing error far more often than a folder that appears later.
+fn check_manifests(path: &str) -> anyhow::Result<()> {
+    let readable = std::fs::metadata(path).and_then(|metadata| {
+        if metadata.is_dir() {
+            std::fs::read_dir(path).map(drop)
+        } else {
+            std::fs::File::open(path).map(drop)
+        }
+    });
+    readable.with_context(|| {
+        format!("cannot read the manifests in {path:?}; --manifests takes a folder with .yaml, .yml or .json files, or one such file")
+    })
+}
+
 impl RunningSource {
-    /// Starts the source that the configuration names.
+    /// Prepares and starts the source that the configuration names.
     pub(crate) async fn start(
         config: &Config,
         node: &str,
@@ -44,28 +117,7 @@ impl RunningSource {
         engine: &Handle,
         metrics: &RestClientMetrics,
     ) -> anyhow::Result<Self> {
-        let engine = engine.clone();
-        let sink = Sink::new(EVENTS_IN_FLIGHT, move |update| engine.send(Message::Update(update)));
-        let mut tasks = JoinSet::new();
-        match &config.source {
-            Source::Manifests(path) => {
-                let files = Files::new(path, node)
-                    .with_context(|| format!("cannot follow the manifests in {path:?}"))?;
-                tasks.spawn(files.run(sink));
-                Ok(RunningSource { tasks, recorder: None, client: None })
-            }
-            Source::Api(api) => {
-                let client = Client::new(options(api, version), Some(observer(metrics.clone()))).await?;
-                info!(server = client.server(), identity = client.identity(), "Following an API server");
-                let (recorder, record) = recorder(&client);
-                metrics.connected();
-                let streaming = config.gates.enabled(Feature::WatchListClient);
-                tasks.spawn(Kubernetes::new(client.clone(), node).streaming_lists(streaming).run(sink));
-                // Ends with the last recorder, and is not part of the source whose end matters.
-                tokio::spawn(record);
-                Ok(RunningSource { tasks, recorder: Some(recorder), client: Some(client) })
-            }
-        }
+        Ok(PreparedSource::new(config, node, version, metrics).await?.start(node, engine, metrics))
     }
 
     /// Sends Events to the API server; `None` with a folder of manifests.

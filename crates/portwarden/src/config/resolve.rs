@@ -6,9 +6,9 @@ use portwarden_model::parse_ip;
 
 use super::host_port;
 use super::options::{
-    BIND_ADDRESS, DETECT_LOCAL_MODE, HEALTHZ_BIND_ADDRESS, HEALTHZ_PORT, HOSTNAME_OVERRIDE, Key,
-    METRICS_BIND_ADDRESS, METRICS_PORT, MODE, NODE_PORT_ADDRESSES, OutOfScope, PAGE_BIND_ADDRESS, TABLE,
-    Value, Values, fields,
+    BIND_ADDRESS, CONNTRACK_MAX_PER_CORE, CONNTRACK_MIN, DETECT_LOCAL_MODE, HEALTHZ_BIND_ADDRESS,
+    HEALTHZ_PORT, HOSTNAME_OVERRIDE, Key, METRICS_BIND_ADDRESS, METRICS_PORT, MODE, NODE_PORT_ADDRESSES,
+    OutOfScope, PAGE_BIND_ADDRESS, TABLE, Value, Values, fields,
 };
 use super::problems::Problems;
 use super::typed::{Defaulted, periods};
@@ -38,8 +38,16 @@ pub(super) fn resolve(flags: &Flags, file: Option<&Values>, problems: &mut Probl
         Some(file) => file.value(min_sync_period).is_some_and(|value| !value.is_zero()),
         None => flags.values.at(min_sync_period.row().set_by(min_sync_period.index)).is_some(),
     };
-    let defaulted =
-        Defaulted { mode: document.text(MODE).is_empty(), min_sync_period: !min_sync_period_given };
+    let conntrack = [CONNTRACK_MAX_PER_CORE, CONNTRACK_MIN];
+    let conntrack_max_given = match file {
+        Some(file) => conntrack.iter().any(|key| file.value(*key).is_some()),
+        None => conntrack.iter().any(|key| flags.values.value(*key).is_some()),
+    };
+    let defaulted = Defaulted {
+        mode: document.text(MODE).is_empty(),
+        min_sync_period: !min_sync_period_given,
+        conntrack_max: !conntrack_max_given,
+    };
     apply_mode(&mut document, mode);
     Resolved { document, defaulted }
 }

@@ -209,6 +209,8 @@ pub struct Conntrack {
     /// Entries per CPU; zero leaves the limit alone, whatever `min` says.
     pub max_per_core: u32,
     pub min: u32,
+    /// Whether a limit that is already higher is lowered: only if the configuration names a limit.
+    pub may_lower_max: bool,
     pub tcp_established_timeout: Duration,
     pub tcp_close_wait_timeout: Duration,
     pub tcp_be_liberal: bool,
@@ -223,6 +225,8 @@ pub struct Defaulted {
     pub mode: bool,
     /// The shortest time between two writes, which we then adapt to the load.
     pub min_sync_period: bool,
+    /// The limit of tracked connections (`conntrack.maxPerCore` and `conntrack.min`), which then only grows.
+    pub conntrack_max: bool,
 }
 
 /// The value of a flag without a field in the file, which has its default only here.
@@ -288,6 +292,7 @@ impl Config {
             conntrack: Conntrack {
                 max_per_core: document.get(options::CONNTRACK_MAX_PER_CORE),
                 min: document.get(options::CONNTRACK_MIN),
+                may_lower_max: !defaulted.conntrack_max,
                 tcp_established_timeout: document.get(options::CONNTRACK_TCP_ESTABLISHED_TIMEOUT),
                 tcp_close_wait_timeout: document.get(options::CONNTRACK_TCP_CLOSE_WAIT_TIMEOUT),
                 tcp_be_liberal: document.get(options::CONNTRACK_TCP_BE_LIBERAL),

@@ -110,7 +110,8 @@ impl EventIntake {
 
     /// Whether load balancers may send new traffic here.
     pub(super) fn is_node_eligible(&self, cluster: &Cluster) -> bool {
-        cluster.is_node_eligible() || (self.wait.is_none() && cluster.node().is_none())
+        let no_node_is_needed = self.wait.is_none() && cluster.is_listed(Kind::Node);
+        cluster.is_node_eligible() || (no_node_is_needed && cluster.node().is_none())
     }
 
     /// Everything received so far was resolved.
@@ -148,8 +149,13 @@ impl EventIntake {
         }
         self.ready = true;
         match node {
-            None if self.wait.is_none() => info!("No Node is known; using this host's own addresses"),
-            None => error!(node = %name, "Timed out waiting for node to exist"),
+            None if self.wait.is_none() => {
+                info!(node = %name, "No Node of this name is known; using this host's own addresses");
+            }
+            None => error!(
+                node = %name,
+                "Timed out waiting for node to exist; node ports answer on all addresses. Set --hostname-override to the name of this Node"
+            ),
             Some(node) if node.ips.is_empty() => {
                 error!(node = %node.name, "Timed out waiting for node to be assigned IPs");
             }

@@ -64,6 +64,8 @@ pub(super) struct Done {
     pub(super) failures: u32,
     /// How many Services the kernel refuses now.
     pub(super) refused_now: usize,
+    /// How long it took to undo changes by another process, if they were logged.
+    pub(super) repaired: Option<Duration>,
 }
 
 /// A sync that failed or needs more time.
@@ -227,10 +229,11 @@ impl FamilySync {
 
     fn done(&mut self, mut report: Report, ended: Instant, took: Duration) -> Done {
         let changes = std::mem::take(&mut self.pending);
+        let mut repaired = None;
         if changes.full || report.full {
             (self.last_full, self.full_took) = (Some(ended), took);
             self.compare_again = None;
-            self.repair.done(ended, took);
+            repaired = self.repair.done(ended, took);
         }
         if report.missed_notifications && self.compare_again.is_none() {
             self.compare_again = Some(ended + COMPARE_AGAIN.max(self.full_took * COMPARE_AGAIN_SHARE));
@@ -238,6 +241,6 @@ impl FamilySync {
         let refused = std::mem::take(&mut report.refused);
         let refused = self.refused.report(&changes, refused, ended, self.pacing.sync_period);
         let failures = std::mem::take(&mut self.failures);
-        Done { changes, report, refused, took, failures, refused_now: self.refused.len() }
+        Done { changes, report, refused, took, failures, refused_now: self.refused.len(), repaired }
     }
 }

@@ -38,6 +38,7 @@ mod sync_set;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use portwarden_model::{
@@ -186,6 +187,8 @@ pub struct Engine {
     activity: Activity,
     problem_log: ProblemLog,
     clock: Clock,
+    /// Whether the log says that everything is in force.
+    announced: bool,
     stopped: bool,
 }
 
@@ -212,6 +215,7 @@ impl Engine {
             activity: parts.activity,
             problem_log: ProblemLog::default(),
             clock: parts.clock,
+            announced: false,
             stopped: false,
         };
         engine.announce(now);
@@ -464,7 +468,31 @@ impl Engine {
             self.outputs.installed();
         }
         self.show_modes();
+        if !self.announced && self.syncs.is_installed() {
+            self.announced = true;
+            self.log_in_force();
+        }
         Ok(())
+    }
+
+    /// One line after the first syncs: what is in force.
+    fn log_in_force(&self) {
+        let families = self.syncs.families();
+        let services: BTreeSet<&NamespacedName> = families
+            .iter()
+            .flat_map(|family| self.cluster.desired(*family).services().map(|(name, _)| name))
+            .collect();
+        if services.is_empty() {
+            warn!(
+                "No Service is known, so nothing is proxied; check --manifests, or what the API server lists"
+            );
+            return;
+        }
+        let endpoints: Vec<String> = families
+            .iter()
+            .map(|family| format!("{family}: {}", self.cluster.desired(*family).totals().endpoints))
+            .collect();
+        info!(services = services.len(), endpoints = endpoints.join(", "), "The rules are in force");
     }
 
     fn succeeded(&mut self, words: ModeWords, family: Family, done: Done) {
@@ -504,6 +532,10 @@ impl Engine {
         );
         if done.failures > 0 {
             info!(ipFamily = %family, mode, failures = done.failures, "Syncs succeed again");
+        }
+        if let Some(elapsed) = done.repaired {
+            let ms = elapsed.as_millis();
+            info!(ipFamily = %family, mode, written = done.report.written, "Our rules are complete again: repaired in {ms} ms");
         }
         for refused in &done.refused.fresh {
             self.report_refused(family, refused);

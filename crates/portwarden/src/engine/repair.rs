@@ -11,7 +11,10 @@ const SHARE: u32 = 10;
 /// When a family may be repaired.
 #[derive(Debug, Default)]
 pub(super) struct Repair {
-    wanted: bool,
+    /// Since when a repair is needed.
+    wanted: Option<Instant>,
+    /// Whether that was news.
+    news: bool,
     not_before: Option<Instant>,
     /// Repairs since the last quiet time.
     in_a_row: u32,
@@ -24,23 +27,24 @@ impl Repair {
         if quiet {
             self.in_a_row = 0;
         }
-        let news = !self.wanted && self.in_a_row == 0;
-        self.wanted = true;
+        let news = self.wanted.is_none() && self.in_a_row == 0;
+        if self.wanted.is_none() {
+            (self.wanted, self.news) = (Some(now), news);
+        }
         news
     }
 
     /// When the repair may happen, if one is needed.
     pub(super) fn next(&self, now: Instant) -> Option<Instant> {
-        self.wanted.then(|| self.not_before.map_or(now, |at| at.max(now)))
+        self.wanted.map(|_| self.not_before.map_or(now, |at| at.max(now)))
     }
 
-    /// A full sync succeeded.
-    pub(super) fn done(&mut self, now: Instant, took: Duration) {
-        if self.wanted {
-            self.wanted = false;
-            self.in_a_row = self.in_a_row.saturating_add(1);
-            self.not_before = Some(now + SHORTEST_GAP.max(took * SHARE));
-        }
+    /// A full sync succeeded. Returns how long after it was detected a change was undone, if that was news.
+    pub(super) fn done(&mut self, now: Instant, took: Duration) -> Option<Duration> {
+        let since = self.wanted.take()?;
+        self.in_a_row = self.in_a_row.saturating_add(1);
+        self.not_before = Some(now + SHORTEST_GAP.max(took * SHARE));
+        self.news.then(|| now.saturating_duration_since(since))
     }
 }
 
@@ -55,12 +59,14 @@ mod tests {
         assert_eq!(repair.next(start), None);
         assert!(repair.ask(start));
         assert_eq!(repair.next(start), Some(start));
-        repair.done(start, Duration::from_millis(1));
+        let repaired = start + Duration::from_millis(5);
+        assert_eq!(repair.done(repaired, Duration::from_millis(1)), Some(Duration::from_millis(5)));
+        repair.not_before = Some(start + SHORTEST_GAP);
         assert_eq!(repair.next(start), None);
         assert!(!repair.ask(start), "a lasting conflict is not logged every time");
         assert_eq!(repair.next(start), Some(start + SHORTEST_GAP));
         let later = start + 20 * SHORTEST_GAP;
-        repair.done(start, Duration::ZERO);
+        assert_eq!(repair.done(start, Duration::ZERO), None, "nor is its repair");
         assert!(repair.ask(later), "after a quiet time it is news again");
         assert_eq!(repair.next(later), Some(later));
     }

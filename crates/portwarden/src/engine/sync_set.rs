@@ -48,6 +48,11 @@ impl SyncSet {
         families
     }
 
+    /// Whether the kernel has had everything once, in every family of the mode in force.
+    pub(super) fn is_installed(&self) -> bool {
+        self.current.families().all(FamilySync::is_installed)
+    }
+
     /// The modes in use: two during a change.
     pub(super) fn modes(&self) -> impl Iterator<Item = ModeWords> {
         self.all().map(|mode| mode.words)

@@ -37,11 +37,11 @@ pub(super) fn help(program: Program) -> String {
 }
 
 /// What only our own name offers.
-fn subcommands(program: Program) -> &'static str {
+fn subcommands(program: Program) -> String {
     match program {
-        Program::KubeProxy => "",
+        Program::KubeProxy => String::new(),
         Program::Portwarden => {
-            "  portwarden explain [NAMESPACE/]SERVICE [flags]   why packets to a Service go where they go\n"
+            format!("\nCommands (`portwarden help` explains them):\n{}", crate::commands::list())
         }
     }
 }
@@ -61,23 +61,23 @@ fn describe(text: &mut String, row: &Row) {
     if !row.beside_file {
         words.push_str(" (file)");
     }
-    wrap(text, &words);
+    wrap(text, &words, INDENT);
 }
 
-fn wrap(text: &mut String, words: &str) {
+/// Breaks words into lines, each with an indent.
+pub(crate) fn wrap(text: &mut String, words: &str, indent: usize) {
     let mut column = 0;
     for word in words.split(' ') {
         let length = word.chars().count();
-        if column == 0 {
-            text.push_str(&" ".repeat(INDENT));
-            column = INDENT;
-        } else if column + 1 + length > WIDTH {
-            text.push('\n');
-            text.push_str(&" ".repeat(INDENT));
-            column = INDENT;
-        } else {
+        if column != 0 && column + 1 + length <= WIDTH {
             text.push(' ');
             column += 1;
+        } else {
+            if column != 0 {
+                text.push('\n');
+            }
+            text.push_str(&" ".repeat(indent));
+            column = indent;
         }
         text.push_str(word);
         column += length;

@@ -17,7 +17,9 @@ pub(crate) mod text;
 mod version;
 
 pub use help::usage;
+pub(crate) use help::wrap;
 pub use parse::{FlagError, Invocation, Parsed, parse};
+pub(crate) use parse::{distance, parse_command};
 pub use version::{KUBERNETES_MINOR, VersionRequest, reported_version};
 
 use crate::config::options::{

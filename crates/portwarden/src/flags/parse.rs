@@ -57,12 +57,20 @@ pub enum FlagError {
         reason: String,
     },
     /// Something that is no flag.
-    #[error("{program:?} does not take any arguments, got [{}]", quoted(arguments))]
+    #[error(
+        "{program:?} does not take any arguments, got [{}]{}",
+        quoted(arguments),
+        argument_hint(switch, command)
+    )]
     Arguments {
         /// The name by which the program was called.
         program: &'static str,
         /// All of them.
         arguments: Vec<String>,
+        /// A switch that the first of them was meant for, with its value.
+        switch: Option<(&'static str, String)>,
+        /// A command that the first of them was meant for.
+        command: Option<&'static str>,
     },
 }
 
@@ -75,10 +83,27 @@ impl FlagError {
 
 /// Reads the arguments after the program's name.
 pub fn parse(program: Program, arguments: &[String]) -> Result<Parsed, FlagError> {
-    let mut parser =
-        Parser { program, flags: Flags::default(), deprecations: Vec::new(), positional: Vec::new() };
+    read(program, arguments)?.finish()
+}
+
+/// Reads the arguments of a command of ours: flags of the proxy, and everything that is no flag.
+pub(crate) fn parse_command(arguments: &[String]) -> Result<(Flags, Vec<String>), FlagError> {
+    let parser = read(Program::Portwarden, arguments)?;
+    Ok((parser.flags, parser.positional))
+}
+
+fn read(program: Program, arguments: &[String]) -> Result<Parser, FlagError> {
+    let mut parser = Parser {
+        program,
+        flags: Flags::default(),
+        deprecations: Vec::new(),
+        positional: Vec::new(),
+        switch: None,
+        meant_for: None,
+    };
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
+        let after_switch = parser.switch.take();
         match argument.strip_prefix("--") {
             Some("") => {
                 parser.positional.extend(arguments.by_ref().cloned());
@@ -86,11 +111,16 @@ pub fn parse(program: Program, arguments: &[String]) -> Result<Parsed, FlagError
             Some(long) => parser.long(argument, long, &mut arguments)?,
             None => match argument.strip_prefix('-') {
                 Some(letters) if !letters.is_empty() => parser.letters(letters, &mut arguments)?,
-                _ => parser.positional.push(argument.clone()),
+                _ => {
+                    if parser.positional.is_empty() {
+                        parser.meant_for = after_switch.map(|switch| (switch, argument.clone()));
+                    }
+                    parser.positional.push(argument.clone());
+                }
             },
         }
     }
-    parser.finish()
+    Ok(parser)
 }
 
 struct Parser {
@@ -98,6 +128,10 @@ struct Parser {
     flags: Flags,
     deprecations: Vec<String>,
     positional: Vec<String>,
+    /// The switch that the last argument set without a value.
+    switch: Option<&'static str>,
+    /// The switch before the first argument that is no flag, with that argument.
+    meant_for: Option<(&'static str, String)>,
 }
 
 type Rest<'a> = std::slice::Iter<'a, String>;
@@ -111,7 +145,9 @@ impl Parser {
         let dashed = name.replace('_', "-");
         let flag = self.program.flags().find(|(_, row)| row.flag == dashed);
         let flag = flag.ok_or_else(|| self.unknown(name))?;
-        let value = match value.or_else(|| flag.1.kind.alone()) {
+        let alone = flag.1.kind.alone();
+        self.switch = alone.filter(|_| value.is_none()).map(|_| flag.1.flag);
+        let value = match value.or(alone) {
             Some(value) => value,
             None => rest.next().ok_or_else(|| FlagError::NoValue(format!("--{name}")))?,
         };
@@ -170,18 +206,43 @@ impl Parser {
 
     /// Help comes before complaints about arguments, those come before the version.
     fn finish(self) -> Result<Parsed, FlagError> {
-        let Parser { program, flags, deprecations, positional } = self;
+        let Parser { program, flags, deprecations, positional, meant_for, .. } = self;
         if flags.values.get(HELP) {
             return Ok(Parsed { invocation: Invocation::Print(help::help(program)), deprecations });
         }
         if positional.iter().any(|argument| !argument.is_empty()) {
-            return Err(FlagError::Arguments { program: program.name(), arguments: positional });
+            // kube-proxy's own message has no advice.
+            let switch = meant_for
+                .filter(|(_, value)| program == Program::Portwarden && value.parse::<bool>().is_ok());
+            let first = positional
+                .iter()
+                .find(|argument| !argument.is_empty())
+                .filter(|_| program == Program::Portwarden);
+            let command = first.and_then(|name| crate::commands::similar(name)).map(|command| command.name);
+            return Err(FlagError::Arguments {
+                program: program.name(),
+                arguments: positional,
+                switch,
+                command,
+            });
         }
         let invocation = match flags.version().and_then(|version| version.output()) {
             Some(version) => Invocation::Print(version),
             None => Invocation::Run(Box::new(flags)),
         };
         Ok(Parsed { invocation, deprecations })
+    }
+}
+
+fn argument_hint(switch: &Option<(&'static str, String)>, command: &Option<&'static str>) -> String {
+    match (switch, command) {
+        (Some((flag, value)), _) => {
+            format!("; a switch takes its value after an equals sign: --{flag}={value}")
+        }
+        (None, Some(command)) => {
+            format!("; a command comes first: did you mean `portwarden {command}`?")
+        }
+        (None, None) => String::new(),
     }
 }
 
@@ -194,7 +255,7 @@ fn quoted(arguments: &[String]) -> String {
 }
 
 /// How many letters have to be put in, taken out or replaced to get from one name to the other.
-fn distance(from: &str, to: &str) -> usize {
+pub(crate) fn distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();
     for (i, a) in from.chars().enumerate() {

@@ -5,12 +5,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tracing::info;
+use tracing::{debug, info};
 
 use crate::config::Conntrack;
 
 /// The largest table to request, however many processors there are.
 const MOST_FLOWS: u64 = 1 << 20;
+
+/// The limit of tracked connections.
+const MAX: &str = "nf_conntrack_max";
 
 /// A sysctl that could not be set.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +47,8 @@ struct Wanted {
     name: &'static str,
     option: &'static str,
     value: u64,
+    /// Whether a higher value stays.
+    only_raise: bool,
 }
 
 impl Kernel {
@@ -57,7 +62,7 @@ impl Kernel {
         let mut failures = Vec::new();
         for wanted in self.wanted(conntrack) {
             if let Err(source) = self.set(&wanted) {
-                let Wanted { name, option, value } = wanted;
+                let Wanted { name, option, value, .. } = wanted;
                 failures.push(SysctlError { name, value, option, source });
             }
         }
@@ -67,7 +72,7 @@ impl Kernel {
     fn wanted(&self, conntrack: &Conntrack) -> Vec<Wanted> {
         let max = self.most_flows(conntrack);
         [
-            ("nf_conntrack_max", "conntrack.maxPerCore", max),
+            (MAX, "conntrack.maxPerCore", max),
             (
                 "nf_conntrack_tcp_timeout_established",
                 "conntrack.tcpEstablishedTimeout",
@@ -87,7 +92,10 @@ impl Kernel {
             ),
         ]
         .into_iter()
-        .filter_map(|(name, option, value)| Some(Wanted { name, option, value: value? }))
+        .filter_map(|(name, option, value)| {
+            let only_raise = name == MAX && !conntrack.may_lower_max;
+            Some(Wanted { name, option, value: value?, only_raise })
+        })
         .collect()
     }
 
@@ -112,15 +120,25 @@ impl Kernel {
     fn set(&self, wanted: &Wanted) -> io::Result<()> {
         let path = self.proc.join("sys/net/netfilter").join(wanted.name);
         let text = wanted.value.to_string();
-        if fs::read_to_string(&path)?.trim() != text {
-            if wanted.name == "nf_conntrack_max" {
+        let present = fs::read_to_string(&path)?;
+        let enough = wanted.only_raise && present.trim().parse().is_ok_and(|now: u64| now > wanted.value);
+        if enough {
+            debug!(
+                present = present.trim(),
+                wanted = wanted.value,
+                "nf_conntrack_max is already higher, and stays"
+            );
+            return Ok(());
+        }
+        if present.trim() != text {
+            if wanted.name == MAX {
                 info!(nfConntrackMax = wanted.value, "Setting nf_conntrack_max");
             } else {
                 info!(entry = format!("net/netfilter/{}", wanted.name), value = wanted.value, "Set sysctl");
             }
             fs::write(&path, &text)?;
         }
-        if wanted.name == "nf_conntrack_max" { self.grow_hash(wanted.value / 4) } else { Ok(()) }
+        if wanted.name == MAX { self.grow_hash(wanted.value / 4) } else { Ok(()) }
     }
 
     /// A large table needs many buckets; their number is never reduced.
@@ -160,6 +178,7 @@ mod tests {
     const NOTHING: Conntrack = Conntrack {
         max_per_core: 0,
         min: 0,
+        may_lower_max: true,
         tcp_established_timeout: Duration::ZERO,
         tcp_close_wait_timeout: Duration::ZERO,
         tcp_be_liberal: false,
@@ -273,6 +292,19 @@ mod tests {
             .expect("removed");
         let conntrack = Conntrack { max_per_core: 32768, ..NOTHING };
         assert!(host.kernel().set_conntrack(&conntrack).is_empty(), "there are enough");
+    }
+
+    #[test]
+    fn a_higher_limit_stays_unless_the_configuration_names_one() {
+        for (may_lower_max, present, after) in
+            [(false, "262144", "262144"), (true, "262144", "131072"), (false, "65536", "131072")]
+        {
+            let host = Host::new("0-3", "99999999");
+            host.write("proc/sys/net/netfilter/nf_conntrack_max", present);
+            let conntrack = Conntrack { max_per_core: 32768, min: 131_072, may_lower_max, ..NOTHING };
+            assert!(host.kernel().set_conntrack(&conntrack).is_empty());
+            assert_eq!(host.read("proc/sys/net/netfilter/nf_conntrack_max"), after, "{may_lower_max}");
+        }
     }
 
     #[test]

@@ -139,23 +139,37 @@ pub(crate) struct BuildContext<'a> {
 
 /// Finds out which families a mode can serve on this host.
 pub(crate) fn families(mode: Mode) -> anyhow::Result<FamilySupport> {
-    let works = |family: Family| match mode.entry().operations.probe(family) {
-        Ok(()) => true,
-        Err(error) => {
-            info!(ipFamily = %family, err = format!("{error:#}"), "No {mode} support for family");
-            false
-        }
+    let probes = PerFamily {
+        v4: probe(mode, Family::V4),
+        v6: if has_ipv6(Path::new("/proc")) {
+            probe(mode, Family::V6)
+        } else {
+            Err("this kernel has no IPv6, or it is disabled".to_owned())
+        },
     };
-    let support = FamilySupport(PerFamily {
-        v4: works(Family::V4),
-        v6: has_ipv6(Path::new("/proc")) && works(Family::V6),
-    });
+    let support = FamilySupport(PerFamily::from_fn(|family| probes[family].is_ok()));
+    for (family, probed) in probes.iter() {
+        if let Err(reason) = probed
+            && !support.families().is_empty()
+        {
+            info!(ipFamily = %family, err = reason, "No {mode} support for family");
+        }
+    }
     match support.families().as_slice() {
-        [] => bail!("{mode} is not available on this host: neither IPv4 nor IPv6 rules can be written"),
+        [] => {
+            let reasons = probes.iter().filter_map(|(family, probed)| Some((family, probed.as_ref().err()?)));
+            let reasons: Vec<String> =
+                reasons.map(|(family, reason)| format!("{family}: {reason}")).collect();
+            bail!("mode {mode} cannot be used on this host. {}", reasons.join(". "))
+        }
         [only] => info!(ipFamily = %only, "kube-proxy running in single-stack mode"),
         _ => info!("kube-proxy running in dual-stack mode"),
     }
     Ok(support)
+}
+
+fn probe(mode: Mode, family: Family) -> Result<(), String> {
+    mode.entry().operations.probe(family).map_err(|error| format!("{error:#}"))
 }
 
 /// Makes the dataplanes of the configured mode. Writes nothing to the kernel yet.

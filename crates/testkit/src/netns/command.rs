@@ -85,6 +85,14 @@ impl NamespaceCommand {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
+    /// Runs it to its end without input, and gives its exit status and everything that it wrote.
+    pub fn output(mut self) -> Result<Output> {
+        self.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let output = self.start()?.wait_with_output()?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ok(Output { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) })
+    }
+
     /// Starts it in the background, with this process's output; it is killed when the handle is dropped.
     pub fn spawn(mut self) -> Result<Process> {
         self.command.stdin(Stdio::null());
@@ -121,6 +129,24 @@ impl NamespaceCommand {
     fn text(&self) -> String {
         let words = std::iter::once(self.command.get_program()).chain(self.command.get_args());
         words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// What a program wrote, and how it ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Output {
+    /// `None` if a signal ended it.
+    pub code: Option<i32>,
+    /// Its standard output.
+    pub stdout: String,
+    /// Its standard error.
+    pub stderr: String,
+}
+
+impl Output {
+    /// The last line of its standard error.
+    pub fn last_error_line(&self) -> &str {
+        self.stderr.lines().last().unwrap_or_default()
     }
 }
 
