@@ -1,6 +1,6 @@
 # Two commands do everything: `make demo` and `make test`. Each target prints what it does.
 SHELL := /bin/bash
-CARGO ?= cargo
+CARGO ?= scripts/cargo
 # Kernel tests make network namespaces and real traffic: more threads than this only make them wait for each other.
 TEST_THREADS ?= 3
 DURATION ?= 10m
@@ -30,7 +30,12 @@ build: setup
 image:
 	@scripts/image
 
-demo: build
+# Root is asked for before anything is built.
+demo:
+	@scripts/need-root
+	@scripts/setup
+	@echo "== building the release binary (a few minutes the first time)"
+	@scripts/build
 	@scripts/demo
 
 test:

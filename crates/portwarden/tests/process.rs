@@ -351,8 +351,12 @@ fn a_process_that_cannot_run_says_so_once_and_ends_with_status_1() -> Result<()>
         ensure!(error.contains(words), "{words}: {error}");
     }
     let manifests = format!("--manifests={}", rig.path("manifests").display());
-    let flags =
-        [&manifests, "--proxy-mode=ebpf", "--conntrack-max-per-core=0", "--ebpf-pin-directory=/tmp/not-there"];
+    let flags = [
+        &manifests,
+        "--proxy-mode=ebpf",
+        "--conntrack-max-per-core=0",
+        "--ebpf-pin-directory=/tmp/not-there",
+    ];
     let error = format!("{:#}", rig.program().args(flags).run().err().context("it cannot run")?);
     ensure!(error.contains("/tmp/not-there is not on a BPF file system; mount one"), "{error}");
     Ok(())

@@ -16,9 +16,17 @@ use portwarden_testkit::{Host, Topology, Transport, wait};
 const WEB_PODS: u8 = 5;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
+/// What Portwarden is started with, besides manifests and mode.
+const SETTINGS: &[&str] = &[
+    "--hostname-override=node-a",
+    "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56",
+    "--nodeport-addresses=primary",
+];
+
 fn main() -> Result<()> {
     let demo = Demo::start()?;
     demo.addresses()?;
+    demo.explain()?;
     demo.scale()?;
     if mode() == "userspace" {
         demo.lose_a_pod_that_stays_listed()?;
@@ -72,14 +80,7 @@ impl Demo {
     fn run_portwarden(&self) -> Result<()> {
         let folder = self.manifests.path().display().to_string();
         let mode = format!("--proxy-mode={}", mode());
-        let arguments = [
-            "--manifests",
-            &folder,
-            &mode,
-            "--hostname-override=node-a",
-            "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56",
-            "--nodeport-addresses=primary",
-        ];
+        let arguments = [&["--manifests", &folder, &mode], SETTINGS].concat();
         say(&format!("$ portwarden {}", arguments.join(" ").replace(&folder, "examples/")));
         let log = std::fs::File::create(self.log())?;
         let start = Instant::now();
@@ -140,11 +141,37 @@ impl Demo {
         Ok(())
     }
 
+    /// Why packets go where they go.
+    fn explain(&self) -> Result<()> {
+        title("Why: every decision has a reason");
+        self.ask(&["explain", "demo/web"])
+    }
+
+    /// Runs a command of Portwarden on the node and shows what it prints.
+    fn ask(&self, arguments: &[&str]) -> Result<()> {
+        say(&format!("$ portwarden {}", arguments.join(" ")));
+        let folder = self.manifests.path().display().to_string();
+        let mode = format!("--proxy-mode={}", mode());
+        let output = self
+            .topology
+            .node()
+            .command(&self.binary.display().to_string())
+            .args(arguments)
+            .args(["--manifests", &folder, &mode])
+            .args(SETTINGS)
+            .output()?;
+        ensure!(output.code == Some(0), "{}{}", output.stdout, output.stderr);
+        output.stdout.lines().for_each(|line| say(&format!("  {line}")));
+        Ok(())
+    }
+
     fn scale(&self) -> Result<()> {
-        title("Scaling: who answers at 300 connections per second, while the manifests change");
+        title("Scaling: who answers at 300 connections per second, after each change of the manifests");
         let load = self.load()?;
         for count in [3, 5, 2, 3] {
-            self.set_web_pods(&(0..count).collect::<Vec<_>>())?;
+            let pods: Vec<usize> = (0..count).collect();
+            self.set_web_pods(&pods)?;
+            self.wait_for_pods(&load, &pods)?;
             self.watch(&load, &format!("{count} pods"), Duration::from_millis(2500))?;
         }
         report_failures(load)
@@ -241,7 +268,7 @@ impl Demo {
     }
 
     fn log(&self) -> PathBuf {
-        self.manifests.path().with_extension("log")
+        self.manifests.path().join("portwarden.log")
     }
 
     fn load(&self) -> Result<Load> {
@@ -274,6 +301,17 @@ impl Demo {
         std::fs::write(&new, text)?;
         std::fs::rename(new, self.manifests.path().join("web-endpoints.yaml"))?;
         Ok(())
+    }
+
+    /// Waits until exactly these pods answer a load.
+    fn wait_for_pods(&self, load: &Load, pods: &[usize]) -> Result<()> {
+        let wanted: Vec<String> = pods.iter().map(|pod| self.topology.pod(*pod).name().to_owned()).collect();
+        let settled = || {
+            let start = load.tally();
+            std::thread::sleep(Duration::from_millis(200));
+            since(&start, load).into_keys().eq(wanted.iter().cloned()).then_some(())
+        };
+        wait::until(TIMEOUT, "the new endpoints to be in force", settled)
     }
 
     /// Shows for a while how the answers of a load are spread.
@@ -331,7 +369,12 @@ fn report_failures(load: Load) -> Result<()> {
 }
 
 fn title(text: &str) {
-    println!("\n\x1b[1m{text}\x1b[0m");
+    // Colours are for people.
+    if std::io::stdout().is_terminal() {
+        println!("\n\x1b[1m{text}\x1b[0m");
+    } else {
+        println!("\n{text}");
+    }
 }
 
 fn say(text: &str) {
