@@ -19,10 +19,10 @@ use crate::modes;
 /// Runs the program with the arguments after its name.
 pub fn main(called_as: &str, arguments: &[String]) -> ExitCode {
     let program = Program::from_path(called_as);
-    if let (Program::Portwarden, [name, arguments @ ..]) = (program, arguments) {
-        if let Some(command) = commands::find(name) {
-            return commands::main(command, arguments);
-        }
+    if let (Program::Portwarden, [name, arguments @ ..]) = (program, arguments)
+        && let Some(command) = commands::find(name)
+    {
+        return commands::main(command, arguments);
     }
     let parsed = match flags::parse(program, arguments) {
         Ok(parsed) => parsed,

@@ -55,7 +55,9 @@ impl ReadBack {
         match self.owner {
             Owner::Nobody => observed.evidence.push(format!("there is no table {TABLE} for {}", self.family)),
             Owner::Other => {
-                observed.evidence.push(format!("another program wrote the table {TABLE} for {}", self.family))
+                observed
+                    .evidence
+                    .push(format!("another program wrote the table {TABLE} for {}", self.family));
             }
             Owner::Ours => self.follow(key, &mut observed)?,
         }
