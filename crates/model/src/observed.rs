@@ -191,7 +191,7 @@ mod tests {
             both(Treatment::NotServed).differences(&both(one.clone())),
             ["connections are not served; they should be forwarded to 10.0.0.1:80"]
         );
-        let local = observed(two.clone(), one.clone());
+        let local = observed(two.clone(), one);
         assert_eq!(
             observed(two, Treatment::Dropped).differences(&local),
             ["connections from elsewhere are dropped; they should be forwarded to 10.0.0.1:80"]
