@@ -8,10 +8,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use portwarden_testkit::bpf;
 use serde_json::{Value, json};
 use support::Rig;
 use support::container::Image;
-use support::deployment::{Deployment, NET_ADMIN, NET_RAW, config_file};
+use support::deployment::{BPF, Deployment, NET_ADMIN, NET_RAW, PERFMON, config_file};
 use support::rendered::{chart, find, overlay, pod, repository};
 
 const API: &str = "apiServer.host=192.0.2.1";
@@ -101,6 +102,23 @@ fn the_chart_in_nftables_mode_serves_traffic() -> Result<()> {
     deployment.start()?;
     deployment.check_privileges("65534", NET_ADMIN)?;
     deployment.check_traffic()
+}
+
+/// Programs are attached to a cgroup of this test instead of the root, so that they see no other process of this machine.
+#[test]
+fn the_chart_in_ebpf_mode_serves_traffic() -> Result<()> {
+    let cgroup = format!("extraArgs[0]=--ebpf-cgroup-root={}", bpf::cgroup()?.display());
+    let pins = bpf::pin_directory("image")?;
+    let directory = format!("extraArgs[1]=--ebpf-pin-directory={}", pins.display());
+    let objects = chart(&[API, CIDR, "mode=ebpf", &cgroup, &directory])?;
+    let config = config_file(find(&objects, "ConfigMap")?)?;
+    let mut deployment = Deployment::new(&pod(&objects)?, &config, |rig| Variant::Nftables.unpack(rig))?;
+    deployment.start()?;
+    ensure!(pins.exists(), "programs outlive the process in {}", pins.display());
+    deployment.check_privileges("0", NET_ADMIN | BPF | PERFMON)?;
+    let checked = deployment.check_traffic();
+    fs::remove_dir_all(pins)?;
+    checked
 }
 
 #[test]

@@ -132,9 +132,15 @@ impl Image {
             linux["maskedPaths"] = json!(["/proc/kcore", "/proc/keys", "/proc/timer_list", "/sys/firmware"]);
         }
         if filter {
+            // A capability opens the calls that it is for.
+            let granted = |name: &str| capabilities.iter().any(|capability| capability == name);
+            let open = |call: &&str| {
+                *call == "bpf" && granted("CAP_BPF") || *call == "perf_event_open" && granted("CAP_PERFMON")
+            };
+            let refused: Vec<&str> = REFUSED_CALLS.split_whitespace().filter(|call| !open(call)).collect();
             linux["seccomp"] = json!({
                 "defaultAction": "SCMP_ACT_ALLOW",
-                "syscalls": [{ "names": REFUSED_CALLS.split_whitespace().collect::<Vec<_>>(), "action": "SCMP_ACT_ERRNO" }],
+                "syscalls": [{ "names": refused, "action": "SCMP_ACT_ERRNO" }],
             });
         }
         // Not ambient: Kubernetes has no way to ask for that.

@@ -20,6 +20,8 @@ const TIMEOUT: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_establis
 
 pub(crate) const NET_ADMIN: u64 = 1 << 12;
 pub(crate) const NET_RAW: u64 = 1 << 13;
+pub(crate) const PERFMON: u64 = 1 << 38;
+pub(crate) const BPF: u64 = 1 << 39;
 
 /// A node with an API server, and the pod's containers.
 pub(crate) struct Deployment {
@@ -62,6 +64,8 @@ impl Deployment {
         ] {
             image.volumes.push((name, rig.path(path)));
         }
+        // The node is this machine as far as these are concerned.
+        image.volumes.extend([("bpf", "/sys/fs/bpf".into()), ("cgroup", "/sys/fs/cgroup".into())]);
         let environment = [
             ("NODE_NAME", "node-a".to_owned()),
             ("KUBERNETES_SERVICE_HOST", server.address().ip().to_string()),
