@@ -7,9 +7,18 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+use portwarden::engine::{Heartbeat, Moment, Stage, inbox};
+use portwarden::health::SharedHealth;
+use portwarden::http::{ConnectionLimit, Limits, Sockets, bind, serve};
 use portwarden::introspection::api::{ApiError, ServicePage, ServiceState, Status, Timeline, TimelineKind};
-use portwarden::introspection::{Action, PacketExplanation, ServiceExplanation};
+use portwarden::introspection::{
+    Action, Activity, Identity, Introspection, PacketExplanation, ServiceExplanation, Sources,
+};
+use prometheus::IntCounter;
 use serde::de::DeserializeOwned;
 use support::{PAGE, Rig, TIMEOUT, node, service, slice};
 
@@ -184,10 +193,49 @@ fn a_taken_port_and_a_changed_address_do_no_harm() -> Result<()> {
     rig.start(&["--config", &file])?;
     rig.wait_for_log("The live page cannot listen")?;
     write_config(&rig, "127.0.0.1")?;
+    // The process may not follow the file yet.
+    rig.signal(Signal::SIGHUP)?;
     installed(&rig)?;
     ensure!(rig.log().matches("The live page cannot listen").count() == 1, "{}", rig.log());
     write_config(&rig, "\"\"")?;
+    rig.signal(Signal::SIGHUP)?;
     rig.wait_until("the page to go", || Ok(rig.get(PAGE, "/api/status").is_err()))?;
     ensure!(rig.is_running());
     Ok(())
+}
+
+/// One request, with the status and the body of its answer.
+async fn fetch(address: SocketAddr, path: &'static str) -> (u16, String) {
+    let answer = tokio::task::spawn_blocking(move || support::get(address, path)).await.expect("no panic");
+    answer.expect("an answer")
+}
+
+/// The engine's end of the queue is open, and nothing reads it.
+#[tokio::test]
+async fn an_engine_that_hangs_is_reported_and_not_waited_for() {
+    let start = Moment { instant: Instant::now() - Duration::from_secs(100), ..Moment::now() };
+    let (engine, _unread) = inbox().expect("a queue");
+    let heartbeat = Heartbeat::new(start.instant);
+    heartbeat.wake(start.instant);
+    heartbeat.enter(Stage::Sync);
+    let health = SharedHealth::new(Duration::from_secs(30));
+    health.follow(heartbeat.clone());
+    let identity = Identity { node: "node-a".to_owned(), version: "v1".to_owned(), started: start };
+    let sources = Sources { activity: Activity::default(), health, heartbeat };
+    let handler = Introspection::new(identity, sources, engine).handler();
+    let listener = bind("127.0.0.1:0".parse().expect("an address"), Sockets::OneFamily).expect("binds");
+    let address = listener.local_addr().expect("bound");
+    let limit = ConnectionLimit::new(64, IntCounter::new("refused", "for this test").expect("a counter"));
+    tokio::spawn(serve(listener, Limits::default(), limit, handler));
+    let asked: Vec<_> =
+        (0..20).map(|_| tokio::spawn(fetch(address, "/api/explain?service=demo/web"))).collect();
+    for answer in asked {
+        let (status, body) = answer.await.expect("no panic");
+        assert_eq!(status, 503);
+        assert!(body.contains("busy for 10") && body.contains("(writing rules)"), "{body}");
+    }
+    let (status, body) = fetch(address, "/api/status").await;
+    let shown: Status = serde_json::from_str(&body).expect("a status");
+    assert!(status == 200 && shown.engine.stuck && !shown.verdict.healthy, "{shown:?}");
+    assert!(shown.verdict.reasons.iter().any(|reason| reason.contains("writing rules")), "{shown:?}");
 }

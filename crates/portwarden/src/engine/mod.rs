@@ -269,10 +269,10 @@ impl Engine {
             return;
         }
         self.metrics.own.object_problems.inc_by(problems.len() as u64);
-        self.activity.problems(problems.len());
-        let now = (self.clock)().instant;
+        let now = (self.clock)();
+        self.activity.problems(&problems, now);
         for problem in problems {
-            self.problem_log.log(&problem, now);
+            self.problem_log.log(&problem, now.instant);
             self.outputs.notice(Notice::Problem(problem));
         }
     }

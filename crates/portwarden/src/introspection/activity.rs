@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use portwarden_model::{Desired, Family, NamespacedName, PerFamily, RefusedService, Timestamp};
+use portwarden_model::{Desired, Family, NamespacedName, PerFamily, Problem, RefusedService, Timestamp};
 
 use super::api::{self, Level, TimelineKind};
 use crate::engine::Moment;
@@ -27,6 +27,9 @@ const REFUSED: usize = 100;
 
 /// Refused Services that have entries of their own in the time line; more are one entry with a count.
 const REFUSED_ENTRIES: usize = 20;
+
+/// Problems of objects that have entries of their own in the time line, for the same reason.
+const PROBLEM_ENTRIES: u64 = 50;
 
 /// The recent past of the process. Cheap to clone; all clones share it.
 #[derive(Clone)]
@@ -135,8 +138,16 @@ impl Activity {
     }
 
     /// Parts of objects could not be used.
-    pub fn problems(&self, count: usize) {
-        self.state().totals.problems += count as u64;
+    pub fn problems(&self, problems: &[Problem], now: Moment) {
+        let mut state = self.state();
+        for problem in problems {
+            let text = match state.totals.problems < PROBLEM_ENTRIES {
+                true => problem.to_string(),
+                false => "More objects have fields that cannot be used; the log names them".to_owned(),
+            };
+            state.totals.problems += 1;
+            state.add(TimelineKind::ObjectProblem, None, text, now.wall);
+        }
     }
 
     /// A sync succeeded; `desired` is in force now.

@@ -244,6 +244,7 @@ pub enum TimelineKind {
     SyncRecovered,
     ServiceRefused,
     ServiceAccepted,
+    ObjectProblem,
     ConfigurationApplied,
     ConfigurationRejected,
     ModeChanged,
@@ -270,7 +271,7 @@ impl TimelineKind {
     pub fn level(self) -> Level {
         use TimelineKind as Kind;
         match self {
-            Kind::Tampered => Level::Warning,
+            Kind::Tampered | Kind::ObjectProblem => Level::Warning,
             Kind::SyncFailed
             | Kind::ServiceRefused
             | Kind::ConfigurationRejected

@@ -268,8 +268,15 @@ fn what_is_kept_is_bounded() {
         activity.refused(Family::V4, &refused, at(number));
         activity.happened(TimelineKind::ConfigurationApplied, format!("change {number}"), at(number));
         activity.sync_failed(record(Family::V6, at(number), false, Some("busy")));
+        let problem = portwarden_model::Problem {
+            object: format!("Service demo/s{number:04}"),
+            field: "spec.ports".to_owned(),
+            text: "unusable".to_owned(),
+        };
+        activity.problems(&[problem], at(number));
     }
     let report = activity.report();
+    assert_eq!(report.totals.problems, 5000);
     assert_eq!((report.refused.count, report.refused.services.len()), (5000, 100));
     assert!(activity.timeline().entries.len() <= 400 && report.syncs.len() <= 40);
     assert_eq!(activity.refusals_of(&demo("s0007")).len(), 1);

@@ -213,7 +213,8 @@ pub(crate) fn cluster_cidr() -> String {
     format!("{},{}", cidr.v4, cidr.v6)
 }
 
-fn get(address: SocketAddr, path: &str) -> Result<(u16, String)> {
+/// Asks a server, and returns the status and the body of the answer.
+pub(crate) fn get(address: SocketAddr, path: &str) -> Result<(u16, String)> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");

@@ -82,7 +82,7 @@ function showCards(cards, status) {
     ["Oldest pending change", pending === null ? "none" : seconds(pending), pending === null ? "the kernel is up to date" : "waits for the kernel", null, pending > 5 ? "bad" : null],
     ["Last sync", last ? seconds(last.duration) : "–", last ? `${number(last.written)} written, ${last.full ? "full" : count(last.services, "Service")}` : "nothing written yet", null, last?.error ? "bad" : null],
     ["Repairs", number(status.totals.repairs), "changes by other processes undone", "#/timeline"],
-    ["Refused", number(status.refused.count), "Services that the kernel refuses", null, status.refused.count ? "bad" : null],
+    ["Refused Services", number(status.refused.count), status.totals.problems ? `${count(status.totals.problems, "unusable field")} in objects` : "all fields of objects are usable", "#/timeline", status.refused.count ? "bad" : null],
     ["Conntrack", table ? `${(share * 100).toFixed(share < 0.1 ? 1 : 0)} %` : "–", table ? `${number(table.entries)} of ${number(table.limit)}` : "not shown by this kernel", null, share > 0.9 ? "bad" : null, table ? share : null],
     ["Memory", bytes(status.memory), `up for ${seconds(status.uptime)}`],
   ];

@@ -6,7 +6,7 @@ const TONES = { info: "good", warning: "warn", error: "bad" };
 
 const WORDS = {
   started: "start", installed: "installed", tampered: "changed by others", repaired: "repaired", syncFailed: "sync failed",
-  syncRecovered: "sync recovered", serviceRefused: "Service refused", serviceAccepted: "Service accepted",
+  syncRecovered: "sync recovered", serviceRefused: "Service refused", serviceAccepted: "Service accepted", objectProblem: "unusable field",
   configurationApplied: "configuration", configurationRejected: "configuration rejected", modeChanged: "mode",
   sourceFailing: "source failing", sourceFollowing: "source followed", engineStuck: "engine stuck", engineRecovered: "engine recovered",
 };
