@@ -106,7 +106,11 @@ pub struct Deletion {
 #[derive(Debug)]
 pub struct Conntrack {
     socket: Socket,
+    most_at_once: usize,
 }
+
+/// Flows that one pass of a deletion remembers, which takes about 200 bytes for each.
+const MOST_AT_ONCE: usize = 50_000;
 
 impl Conntrack {
     /// Opens a connection.
@@ -114,7 +118,13 @@ impl Conntrack {
         let mut socket = Socket::open(Protocol::Netfilter)?;
         // A busy node has a hundred thousand flows and more; a larger queue means fewer interruptions.
         socket.grow_receive_buffer(1 << 20);
-        Ok(Self { socket })
+        Ok(Self { socket, most_at_once: MOST_AT_ONCE })
+    }
+
+    /// Sets how many flows one pass of a deletion remembers.
+    #[must_use]
+    pub fn most_at_once(self, most_at_once: usize) -> Self {
+        Self { most_at_once, ..self }
     }
 
     /// Lists the flows of a family that `choose` returns something for.
@@ -138,25 +148,38 @@ impl Conntrack {
 
     /// Deletes the flows of a family that are `unwanted`.
     ///
-    /// If flows change while they are listed, what was found is deleted and the list is read again.
+    /// If flows change while they are listed, what was found is deleted and the list is read again. The same happens if there are very many:
+    /// the memory in use has a limit, even for a million.
     pub fn delete(&mut self, family: IpFamily, mut unwanted: impl FnMut(&Flow) -> bool) -> Result<Deletion> {
         let mut deletion = Deletion { deleted: 0, errors: Vec::new(), consistency: Consistency::Interrupted };
-        for _ in 0..DUMP_ATTEMPTS {
+        let most_at_once = self.most_at_once;
+        let mut attempts = 0;
+        while attempts < DUMP_ATTEMPTS {
             let mut entries: Vec<Vec<u8>> = Vec::new();
+            let mut more = false;
             deletion.consistency = self.dump(family, |flow, attributes| {
                 if unwanted(flow) {
-                    entries.push(attributes.to_vec());
+                    if entries.len() < most_at_once {
+                        entries.push(attributes.to_vec());
+                    } else {
+                        more = true;
+                    }
                 }
             })?;
+            let before = deletion.deleted;
             for entry in &entries {
                 match self.delete_entry(family, entry) {
                     Ok(()) => deletion.deleted += 1,
                     Err(error) => deletion.errors.push(error),
                 }
             }
+            if more && deletion.deleted > before {
+                continue;
+            }
             if deletion.consistency == Consistency::Complete {
                 break;
             }
+            attempts += 1;
         }
         Ok(deletion)
     }

@@ -141,3 +141,22 @@ fn only_unwanted_flows_are_deleted() {
         assert_eq!(again.unwrap().deleted, 0);
     });
 }
+
+/// However many are unwanted, only some of them are remembered at a time.
+#[test]
+fn many_flows_are_deleted_in_several_passes() {
+    in_namespace(|| {
+        run("ip", &["link", "set", "lo", "up"]);
+        let backend = socket("127.0.0.1:0");
+        translate(backend.local_addr().unwrap());
+        let clients: Vec<_> = (0..50).map(|_| send(&backend)).collect();
+        let ports: Vec<_> = clients.iter().map(|client| client.local_addr().unwrap().port()).collect();
+        let mut conntrack = Conntrack::open().unwrap().most_at_once(7);
+        let deletion =
+            conntrack.delete(IpFamily::Ipv4, |flow| ports.contains(&flow.original.source_port)).unwrap();
+        assert!(deletion.errors.is_empty(), "{deletion:?}");
+        assert_eq!((deletion.deleted, deletion.consistency), (50, Consistency::Complete));
+        let left = conntrack.list(IpFamily::Ipv4, |flow| Some(flow.original.source_port)).unwrap().found;
+        assert!(!left.iter().any(|port| ports.contains(port)), "{left:?}");
+    });
+}
