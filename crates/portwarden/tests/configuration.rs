@@ -3,7 +3,7 @@
 use portwarden::config::duration::GoDuration;
 use portwarden::config::options::{self, VModule, Value, Values};
 use portwarden::config::{
-    Config, Decoded, LoadedConfig, Mode, Notice, decode, to_configz, to_yaml, validate,
+    Config, Conntrack, Decoded, LoadedConfig, Mode, Notice, decode, to_configz, to_yaml, validate,
 };
 use portwarden::flags::{Flags, Invocation, Program, parse};
 use proptest::prelude::*;
@@ -296,7 +296,8 @@ proptest! {
         prop_assert_eq!(&decoded.remarks, &[]);
         let second = validate(Program::KubeProxy, &Flags::default(), Some(&decoded)).unwrap().config;
         // Once written, nothing is left to fill in; everything else is the same.
-        let second_as_first = Config { defaulted: first.defaulted, ..second.clone() };
+        let conntrack = Conntrack { may_lower_max: first.conntrack.may_lower_max, ..second.conntrack };
+        let second_as_first = Config { defaulted: first.defaulted, conntrack, ..second.clone() };
         prop_assert_eq!(&second_as_first, &first);
         prop_assert!(!second.defaulted.mode);
         prop_assert_eq!(to_yaml(&second.document), written);
