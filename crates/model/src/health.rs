@@ -68,6 +68,11 @@ impl ProxyHealth {
         self.families[family].oldest_queued
     }
 
+    /// A family is no longer served: nothing of it waits.
+    pub fn stopped(&mut self, family: Family) {
+        self.families[family] = Progress::default();
+    }
+
     /// Whether something that waits since then has waited too long.
     pub fn is_late(&self, since: Instant, now: Instant) -> bool {
         now.saturating_duration_since(since) >= self.limit
@@ -133,6 +138,18 @@ mod tests {
             !report.healthy && report.families.iter().all(|(_, family)| family.is_some_and(|f| !f.healthy))
         );
         assert!(health.report(start + LIMIT, None).healthy);
+    }
+
+    #[test]
+    fn a_family_that_is_no_longer_served_is_not_judged() {
+        let start = Instant::now();
+        let mut health = ProxyHealth::new(PERIOD);
+        health.updated(Family::V4, start);
+        health.updated(Family::V6, start);
+        health.queued(Family::V6, start);
+        health.stopped(Family::V6);
+        let report = health.report(start + LIMIT, None);
+        assert!(report.healthy && report.families[Family::V6].is_none());
     }
 
     #[test]

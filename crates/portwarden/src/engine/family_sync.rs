@@ -26,6 +26,8 @@ pub(super) struct FamilySync {
     repair: Repair,
     refused: RefusedServices,
     last_full: Option<Instant>,
+    /// How long after it the next one is due without any other cause.
+    full_sync_interval: Option<Duration>,
     /// How long the last full sync took.
     full_took: Duration,
     /// When to compare everything with the kernel, because changes by other processes may have gone unnoticed.
@@ -90,6 +92,7 @@ impl FamilySync {
             repair: Repair::default(),
             refused: RefusedServices::default(),
             last_full: None,
+            full_sync_interval: None,
             full_took: Duration::ZERO,
             compare_again: None,
             background: None,
@@ -119,6 +122,11 @@ impl FamilySync {
     /// Adds changes that the model resolved.
     pub(super) fn add(&mut self, changes: Changes) {
         self.pending.merge(changes);
+    }
+
+    /// The changes that no sync has brought to the kernel yet.
+    pub(super) fn pending(&self) -> &Changes {
+        &self.pending
     }
 
     /// Another process changed our objects. Returns whether that is news; `None` before the first sync, when the rules belong to the proxy that we
@@ -162,7 +170,7 @@ impl FamilySync {
             // While syncs fail, the pacer's growing intervals alone decide about the next attempt.
             return self.pacer.next_run();
         }
-        let others = [self.repair.next(now), self.refused.next(), self.compare_again];
+        let others = [self.repair.next(now), self.refused.next(), self.compare_again, self.next_full()];
         others.into_iter().chain([self.pacer.next_run()]).flatten().min()
     }
 
@@ -172,12 +180,17 @@ impl FamilySync {
 
     /// Adds what is due apart from new changes: retries of refused Services, periodic full syncs. Nothing else schedules full syncs without a cause.
     pub(super) fn wake(&mut self, full_sync_interval: Option<Duration>, now: Instant) {
+        self.full_sync_interval = full_sync_interval;
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-        let periodic = self.last_full.zip(full_sync_interval).map(|(last, interval)| last + interval);
-        if is_due(periodic) || is_due(self.compare_again) {
+        if is_due(self.next_full()) || is_due(self.compare_again) {
             self.pending.full = true;
         }
         self.pending.services.extend(self.refused.due(now).cloned());
+    }
+
+    /// When a full sync is due without any other cause.
+    fn next_full(&self) -> Option<Instant> {
+        self.last_full.zip(self.full_sync_interval).map(|(last, interval)| last + interval)
     }
 
     /// Brings the kernel to `desired`.
@@ -200,6 +213,9 @@ impl FamilySync {
         let started = self.background.take().map_or(started, |background| background.started);
         let took = ended.saturating_duration_since(started);
         let full = self.pending.full;
+        if let Err(SyncError { report: Report { missed_notifications: true, .. }, .. }) = &result {
+            self.compare_again_after(ended);
+        }
         match result {
             Err(error) if error.retry == Retry::OnNotification => {
                 let ask_again = ended + self.pacing.sync_period;
@@ -235,12 +251,18 @@ impl FamilySync {
             self.compare_again = None;
             repaired = self.repair.done(ended, took);
         }
-        if report.missed_notifications && self.compare_again.is_none() {
-            self.compare_again = Some(ended + COMPARE_AGAIN.max(self.full_took * COMPARE_AGAIN_SHARE));
+        if report.missed_notifications {
+            self.compare_again_after(ended);
         }
         let refused = std::mem::take(&mut report.refused);
         let refused = self.refused.report(&changes, refused, ended, self.pacing.sync_period);
         let failures = std::mem::take(&mut self.failures);
         Done { changes, report, refused, took, failures, refused_now: self.refused.len(), repaired }
+    }
+
+    /// Something was written without notifications. Only a full sync finds what other processes changed meanwhile.
+    fn compare_again_after(&mut self, ended: Instant) {
+        let wait = COMPARE_AGAIN.max(self.full_took * COMPARE_AGAIN_SHARE);
+        self.compare_again.get_or_insert(ended + wait);
     }
 }

@@ -309,11 +309,12 @@ impl Engine {
             }
         }
         self.poll_dataplanes_due(now.instant);
-        if self.syncs.wake(&self.cluster, now.instant) {
+        if self.syncs.is_due(now.instant) {
             self.sync()?;
         }
         self.heartbeat.enter(Stage::Flows);
-        for family in self.syncs.families() {
+        // Of both families: a mode that serves one of them may have replaced one that served both.
+        for family in Family::BOTH {
             self.cleanup.run(family, &self.cluster, &self.metrics, self.clock.as_ref());
         }
         let now = (self.clock)().instant;
@@ -345,14 +346,18 @@ impl Engine {
                 self.syncs.of(family).for_each(|sync| sync.ready(now.instant));
             }
             Notification::Refused { family, refused } => {
-                let known = |sync: &mut FamilySync| !sync.refused_late(refused.clone(), now.instant);
-                if !self.syncs.of(family).all(known) {
+                // During a change of mode there are two of a family, and both must know.
+                let report = |sync: &mut FamilySync| sync.refused_late(refused.clone(), now.instant);
+                let news: Vec<bool> = self.syncs.of(family).map(report).collect();
+                if news.contains(&true) {
                     self.report_refused(family, &refused);
                 }
                 self.show_refused(family);
             }
             Notification::Accepted { family, service } => {
-                if self.syncs.of(family).any(|sync| sync.accepted_late(&service)) {
+                let known: Vec<bool> =
+                    self.syncs.of(family).map(|sync| sync.accepted_late(&service)).collect();
+                if known.contains(&true) {
                     self.report_accepted(family, &service);
                 }
                 self.show_refused(family);
@@ -437,9 +442,17 @@ impl Engine {
             self.syncs.replace(replacement, wanted.pacing, now.instant);
         }
         self.announce_modes();
+        self.forget_unserved_families();
         for family in self.syncs.families() {
             self.request(family, now);
         }
+    }
+
+    /// Changes of a family that the new mode does not serve wait for no sync.
+    fn forget_unserved_families(&self) {
+        let served = self.syncs.families();
+        let unserved = Family::BOTH.into_iter().filter(|family| !served.contains(family));
+        unserved.for_each(|family| self.health.stopped(family));
     }
 
     /// Resolves the events so far, and syncs the families that are due.
@@ -466,6 +479,7 @@ impl Engine {
         }
         if self.syncs.finish_change() {
             self.outputs.installed();
+            self.forget_unserved_families();
         }
         self.show_modes();
         if !self.announced && self.syncs.is_installed() {
@@ -546,7 +560,9 @@ impl Engine {
         self.outputs.health_checks(desired, &done.changes);
         // Before a full sync rules may have been missing, so flows may have passed without redirection.
         let full = done.changes.full || done.report.full;
-        let concerned = full || done.changes.udp || !done.changes.gone.is_empty();
+        // While a Service was refused, its old rules led flows to endpoints that may have left meanwhile.
+        let accepted = !done.refused.recovered.is_empty();
+        let concerned = full || accepted || done.changes.udp || !done.changes.gone.is_empty();
         if concerned && !done.report.flows_removed {
             self.cleanup.request(family, full, done.changes.gone, now.instant);
         }

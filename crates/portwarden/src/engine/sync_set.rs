@@ -68,7 +68,12 @@ impl SyncSet {
 
     /// Replaces the dataplanes. If the new ones write other objects, they run beside the old ones until everything is installed.
     pub(super) fn replace(&mut self, replacement: Replacement, pacing: PacerConfig, now: Instant) {
-        let fresh = ModeSync::new(replacement.words, replacement.dataplanes, pacing, now);
+        let mut fresh = ModeSync::new(replacement.words, replacement.dataplanes, pacing, now);
+        // A frontend that is gone is named once: if its sync has not succeeded yet, the new dataplanes must know of it.
+        for sync in fresh.dataplanes.iter_mut().flat_map(|one| &mut one.families) {
+            let before = self.current.families().find(|before| before.family() == sync.family());
+            before.into_iter().for_each(|before| sync.add(before.pending().clone()));
+        }
         if replacement.remove_leftovers.is_some() {
             self.incoming = Some(fresh);
             self.remove_leftovers = replacement.remove_leftovers;
@@ -85,18 +90,9 @@ impl SyncSet {
         }
     }
 
-    /// Prepares the families that are due. Returns whether there is any.
-    pub(super) fn wake(&mut self, cluster: &Cluster, now: Instant) -> bool {
-        let mut due = false;
-        for mode in self.all_mut() {
-            for DataplaneSync { dataplane, families } in &mut mode.dataplanes {
-                for sync in families.iter_mut().filter(|sync| sync.is_due(now)) {
-                    sync.wake(dataplane.full_sync_interval(cluster.desired(sync.family())), now);
-                    due = true;
-                }
-            }
-        }
-        due
+    /// Whether a family is due.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.all().flat_map(ModeSync::families).any(|sync| sync.is_due(now))
     }
 
     /// Syncs the families that are due, and passes on the outcome of each.
@@ -110,8 +106,11 @@ impl SyncSet {
             let words = mode.words;
             for DataplaneSync { dataplane, families } in &mut mode.dataplanes {
                 for sync in families {
-                    if sync.is_due(clock().instant) {
+                    // A family may become due while another one is synced: what is due for it is only known here.
+                    let now = clock().instant;
+                    if sync.is_due(now) {
                         let desired = cluster.desired(sync.family());
+                        sync.wake(dataplane.full_sync_interval(desired), now);
                         let outcome = sync.sync(dataplane.as_mut(), words.name, desired, clock);
                         handle(words, sync.family(), outcome);
                     }

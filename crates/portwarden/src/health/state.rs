@@ -72,6 +72,11 @@ impl SharedHealth {
         self.state().proxy.oldest_queued(family)
     }
 
+    /// A family is no longer served.
+    pub fn stopped(&self, family: Family) {
+        self.state().proxy.stopped(family);
+    }
+
     /// The health at this moment, and whether the Node is eligible.
     pub fn report(&self, now: Instant) -> (HealthReport, bool) {
         let state = self.state();

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use portwarden_model::{
-    Changes, Dataplane, Desired, Event, Family, Kind, NamespacedName, Notification, PacerConfig,
-    RefusedService, Report, Retry, Settings, SyncError, Timestamp, manifest,
+    Changes, Dataplane, Desired, Event, FULL_SYNC_INTERVAL, Family, Kind, NamespacedName, Notification,
+    PacerConfig, RefusedService, Report, Retry, Settings, SyncError, Timestamp, manifest,
 };
 use portwarden_testkit::build::{self, ToEvent};
 
@@ -46,6 +46,8 @@ pub(super) struct Call {
 /// What a fake answers; after the last answer everything succeeds.
 pub(super) enum Reply {
     Fail(&'static str),
+    /// Fails after a write without notifications.
+    FailWithMissedNotifications(&'static str),
     Refuse(Vec<RefusedService>),
     /// Works, but without notifications.
     MissedNotifications,
@@ -59,6 +61,8 @@ pub(super) struct Strings {
     pub(super) calls: Arc<Mutex<Vec<Call>>>,
     pub(super) replies: Arc<Mutex<VecDeque<Reply>>>,
     pub(super) notifications: Arc<Mutex<Vec<Notification>>>,
+    /// An interval of its own for full syncs.
+    pub(super) full_sync_interval: Arc<Mutex<Option<Duration>>>,
 }
 
 impl Strings {
@@ -107,10 +111,18 @@ impl Dataplane for Fake {
             Some(Reply::FailUntilReady(why)) => {
                 Err(SyncError { retry: Retry::OnNotification, ..std::io::Error::other(why).into() })
             }
+            Some(Reply::FailWithMissedNotifications(why)) => {
+                let report = Report { missed_notifications: true, ..report };
+                Err(SyncError { report, ..std::io::Error::other(why).into() })
+            }
             Some(Reply::Refuse(refused)) => Ok(Report { refused, ..report }),
             Some(Reply::MissedNotifications) => Ok(Report { missed_notifications: true, ..report }),
             None => Ok(report),
         }
+    }
+
+    fn full_sync_interval(&self, _: &Desired) -> Option<Duration> {
+        Some(self.strings.full_sync_interval.lock().unwrap().unwrap_or(FULL_SYNC_INTERVAL))
     }
 
     fn poll(&mut self, _: Instant) -> Vec<Notification> {

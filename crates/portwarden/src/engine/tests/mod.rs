@@ -1,6 +1,7 @@
 //! What the engine does, with time and the kernel in the tests' hands.
 
 mod bench;
+mod found_by_simulation;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
