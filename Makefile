@@ -4,16 +4,18 @@ CARGO ?= scripts/cargo
 # Kernel tests make network namespaces and real traffic: more threads than this only make them wait for each other.
 TEST_THREADS ?= 3
 DURATION ?= 10m
+SEEDS ?= 10000..100000
 BENCH ?= full
 
-.PHONY: help demo test test-uml bench lint fmt build image soak other-kernel setup clean
+.PHONY: help demo test test-uml bench lint fmt build image soak simulate other-kernel setup clean
 
 help:
 	@echo "make demo    build, and watch Portwarden serve a small cluster in network namespaces (needs root)"
 	@echo "make test    the whole test suite (needs root)"
 	@echo "make bench   benchmarks with their baselines; BENCH=quick for a short run (needs root)"
 	@echo "make soak    random events, faults and restarts under traffic for DURATION=$(DURATION) (needs root)"
-	@echo "make other-kernel    kernel tests on Debian's kernel in a virtual machine: an older one (needs root)"
+	@echo "make simulate    more schedules of events, faults and crashes than make test has: SEEDS=$(SEEDS)"
+	@echo "make other-kernel    scenarios on Debian's kernels 5.10, 6.1, 6.12 and newest, in virtual machines (needs root)"
 	@echo "make test-uml    the part of make test that needs IPVS or SCTP, in user-mode Linux (needs root)"
 	@echo "make lint    format, clippy, licences"
 	@echo "make fmt     format the code"
@@ -71,6 +73,10 @@ bench: setup
 soak: build
 	@scripts/need-root
 	@DURATION=$(DURATION) scripts/soak
+
+simulate:
+	@echo "== simulating schedules $(SEEDS)"
+	@$(CARGO) run --quiet --locked -p portwarden-simulation --bin simulate -- $(SEEDS)
 
 test-uml: setup
 	@scripts/test-uml
