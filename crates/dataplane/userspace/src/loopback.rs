@@ -112,8 +112,12 @@ impl LoopbackProxy {
         let socket = listen(SocketAddr::new(family.loopback(), node_port), Sharing::Existing)?;
         let target = Arc::new(Target::new(port, &self.shared.counters));
         let fixed = Arc::new(Fixed { target, pool, family });
-        let listener =
-            Listener::start(self.workers.next(), (socket, Sharing::New), Arc::clone(&fixed), &self.shared);
+        let listener = Listener::start(
+            (self.workers.all(), self.workers.next()),
+            (socket, Sharing::New),
+            Arc::clone(&fixed),
+            &self.shared,
+        );
         trace!(ipFamily = %family, protocol = "TCP", port = node_port, service = %port.name, "Created localhost nodeport proxy");
         ports.insert(node_port, fixed);
         self.listeners.insert((family, node_port), listener);

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use portwarden_model::{PoolKind, PortName, ProxiedPort};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::runtime::Handle;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 use tracing::{debug, trace, warn};
@@ -20,6 +19,7 @@ use super::dial::dial;
 use super::limits::Limits;
 use super::relay::Relay;
 use super::socket::Sharing;
+use super::workers::{Busy, Worker, choose};
 
 /// How long accepting pauses when no descriptor is left: it doubles from the first to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -76,22 +76,22 @@ pub(crate) struct Shared {
 pub(crate) struct Listener(AbortHandle);
 
 impl Listener {
-    /// Serves a listening socket on a worker, whose port another process may have had before.
+    /// Accepts on worker number `own`, on a listening socket whose port another process may have had before.
     pub(crate) fn start(
-        worker: &Handle,
+        (workers, own): (&Arc<[Worker]>, usize),
         (socket, sharing): (StdListener, Sharing),
         router: Arc<impl Router>,
         shared: &Arc<Shared>,
     ) -> Self {
-        let shared = Arc::clone(shared);
+        let acceptor = Acceptor { workers: Arc::clone(workers), own, router, shared: Arc::clone(shared) };
         let work = async move {
             let recheck = if sharing == Sharing::Existing { Recheck::new(&socket) } else { None };
             match TcpListener::from_std(socket) {
-                Ok(socket) => accept(&socket, recheck, &router, &shared).await,
+                Ok(socket) => acceptor.accept(&socket, recheck).await,
                 Err(error) => warn!(err = %error, "Cannot serve a listening socket"),
             }
         };
-        Listener(worker.spawn(work).abort_handle())
+        Listener(workers[own].handle.spawn(work).abort_handle())
     }
 }
 
@@ -101,38 +101,62 @@ impl Drop for Listener {
     }
 }
 
-/// Runs until it is aborted.
-async fn accept(
-    socket: &TcpListener,
-    mut recheck: Option<Recheck>,
-    router: &Arc<impl Router>,
-    shared: &Arc<Shared>,
-) {
-    let mut spare = spare_descriptor();
-    let mut pause = FIRST_PAUSE;
-    // Without room, clients wait in the kernel's queue.
-    while let Some(room) = shared.limits.enter().await {
-        match next_connection(socket, &mut recheck).await {
-            Ok((stream, peer)) => {
-                pause = FIRST_PAUSE;
-                tokio::spawn(serve(stream, peer, Arc::clone(router), Arc::clone(shared), room));
-            }
-            Err(error) if is_exhausted(&error) => {
-                shared.counters.exhausted.increment();
-                if pause == LAST_PAUSE {
-                    // Connections have not ended for a while: clients had better know than wait.
-                    drop(spare.take());
-                    reject_one(socket).await;
-                    spare = spare_descriptor();
+/// What accepts connections of one listener.
+struct Acceptor<R> {
+    workers: Arc<[Worker]>,
+    own: usize,
+    router: Arc<R>,
+    shared: Arc<Shared>,
+}
+
+impl<R: Router> Acceptor<R> {
+    /// Runs until it is aborted.
+    async fn accept(&self, socket: &TcpListener, mut recheck: Option<Recheck>) {
+        let mut spare = spare_descriptor();
+        let mut pause = FIRST_PAUSE;
+        // Without room, clients wait in the kernel's queue.
+        while let Some(room) = self.shared.limits.enter().await {
+            match next_connection(socket, &mut recheck).await {
+                Ok((stream, peer)) => {
+                    pause = FIRST_PAUSE;
+                    self.serve(stream, peer, room);
                 }
-                debug!(err = %error, "No file descriptor is left for another connection");
-                drop(room);
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LAST_PAUSE);
+                Err(error) if is_exhausted(&error) => {
+                    self.shared.counters.exhausted.increment();
+                    if pause == LAST_PAUSE {
+                        // Connections have not ended for a while: clients had better know than wait.
+                        drop(spare.take());
+                        reject_one(socket).await;
+                        spare = spare_descriptor();
+                    }
+                    debug!(err = %error, "No file descriptor is left for another connection");
+                    drop(room);
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LAST_PAUSE);
+                }
+                // The client is gone already, or a firewall forbids it: the next one may be fine.
+                Err(error) => trace!(err = %error, "Cannot accept a connection"),
             }
-            // The client is gone already, or a firewall forbids it: the next one may be fine.
-            Err(error) => trace!(err = %error, "Cannot accept a connection"),
         }
+    }
+
+    /// Starts a task for a connection, on the worker that should have it.
+    fn serve(&self, stream: TcpStream, peer: SocketAddr, room: OwnedSemaphorePermit) {
+        let (router, shared) = (Arc::clone(&self.router), Arc::clone(&self.shared));
+        let chosen = choose(&self.workers, self.own);
+        let worker = &self.workers[chosen];
+        let place = (room, worker.enter());
+        if chosen == self.own {
+            tokio::spawn(serve(stream, peer, router, shared, place));
+            return;
+        }
+        let Ok(stream) = stream.into_std() else { return };
+        worker.handle.spawn(async move {
+            match TcpStream::from_std(stream) {
+                Ok(stream) => serve(stream, peer, router, shared, place).await,
+                Err(error) => debug!(err = %error, "Cannot hand a connection over to another thread"),
+            }
+        });
     }
 }
 
@@ -181,7 +205,7 @@ async fn serve(
     peer: SocketAddr,
     router: Arc<impl Router>,
     shared: Arc<Shared>,
-    _room: OwnedSemaphorePermit,
+    _place: (OwnedSemaphorePermit, Busy),
 ) {
     let counters = &*shared.counters;
     let Some(Route { target, pool, client }) = router.route(&stream, peer) else {

@@ -5,12 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use portwarden_model::PoolKind;
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tracing::trace;
 
 use super::accept::Target;
 use super::counters::Counters;
-use super::socket::dialler;
+use super::socket::start_connecting;
 
 /// How long each attempt may take; kube-proxy's sequence.
 const ATTEMPTS: [Duration; 4] =
@@ -50,6 +51,11 @@ pub(crate) async fn dial(
 }
 
 async fn attempt(endpoint: SocketAddr, timeout: Duration, mark: Option<u32>) -> io::Result<TcpStream> {
-    let socket = dialler(endpoint, mark)?;
-    tokio::time::timeout(timeout, socket.connect(endpoint)).await?
+    let stream = start_connecting(endpoint, mark)?;
+    let ready = tokio::time::timeout(timeout, stream.ready(Interest::WRITABLE)).await??;
+    // The kernel says so if the attempt failed, which saves a question for each that did not.
+    if ready.is_write_closed() || ready.is_error() {
+        return Err(stream.take_error()?.unwrap_or_else(|| io::ErrorKind::ConnectionReset.into()));
+    }
+    Ok(stream)
 }

@@ -29,7 +29,7 @@ const BULK: usize = 16 << 10;
 const BURST: usize = 16;
 
 /// A connection of which one direction has ended is closed after this long without a byte in the other.
-const HALF_CLOSED: Duration = Duration::from_secs(600);
+pub(super) const HALF_CLOSED: Duration = Duration::from_secs(600);
 
 thread_local! {
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; BUFFER].into());

@@ -1,13 +1,16 @@
 //! Sockets as the proxy wants them.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener as StdListener, UdpSocket as StdUdpSocket};
+use std::net::{
+    IpAddr, SocketAddr, TcpListener as StdListener, TcpStream as StdStream, UdpSocket as StdUdpSocket,
+};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+use nix::errno::Errno;
 use nix::sys::socket::{
     self, AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, setsockopt, sockopt,
 };
-use tokio::net::{TcpSocket, UdpSocket};
+use tokio::net::{TcpStream, UdpSocket};
 
 /// Seconds without a byte until the kernel checks whether a peer is still there, and between two such checks.
 const KEEP_ALIVE: u32 = 15;
@@ -63,14 +66,19 @@ fn bind(address: SocketAddr, kind: SockType, sharing: Sharing) -> io::Result<Own
     Ok(socket)
 }
 
-/// A socket to dial an endpoint. `mark` keeps our own rules from redirecting the connection back to us.
-pub(crate) fn dialler(to: SocketAddr, mark: Option<u32>) -> io::Result<TcpSocket> {
-    let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+/// Starts to connect to an endpoint. `mark` keeps our own rules from redirecting the connection back to us.
+pub(crate) fn start_connecting(to: SocketAddr, mark: Option<u32>) -> io::Result<TcpStream> {
+    let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let socket = socket::socket(family, SockType::Stream, flags, None)?;
     tune(&socket)?;
     if let Some(mark) = mark {
         setsockopt(&socket, sockopt::Mark, &mark)?;
     }
-    Ok(socket)
+    match socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(to)) {
+        Ok(()) | Err(Errno::EINPROGRESS) => TcpStream::from_std(StdStream::from(socket)),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// A UDP socket that only speaks with one endpoint.

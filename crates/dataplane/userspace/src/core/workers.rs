@@ -12,6 +12,7 @@ use tracing::debug;
 
 use super::drain::Drain;
 use super::limits::Limits;
+use super::relay::HALF_CLOSED;
 
 /// More threads than this only fight over the listening sockets of a node.
 const MOST: usize = 4;
@@ -20,7 +21,7 @@ const MOST: usize = 4;
 /// or after the drain time.
 #[derive(Debug)]
 pub(crate) struct Workers {
-    handles: Vec<Handle>,
+    all: Arc<[Worker]>,
     next: AtomicUsize,
     /// Dropped when the workers are to end.
     running: Arc<watch::Sender<()>>,
@@ -28,10 +29,60 @@ pub(crate) struct Workers {
     drain: Drain,
 }
 
+/// One thread.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) handle: Handle,
+    /// TCP connections that it serves.
+    connections: Arc<AtomicUsize>,
+}
+
+impl Worker {
+    fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// Counts a connection for as long as this lives.
+    pub(crate) fn enter(&self) -> Busy {
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        Busy(Arc::clone(&self.connections))
+    }
+}
+
+/// A connection of a worker.
+#[derive(Debug)]
+pub(crate) struct Busy(Arc<AtomicUsize>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Keeps a timer in the runtime that ends before those of half-closed connections. When a timer becomes the first to end, the runtime wakes
+/// itself through the kernel, which would cost every connection two calls.
+async fn keep_timer() {
+    loop {
+        tokio::time::sleep(HALF_CLOSED / 2).await;
+    }
+}
+
+/// How many more connections than another a worker may have before it hands new ones over. Handing over costs a few microseconds, so
+/// that small differences are not worth it.
+const IMBALANCE: usize = 3;
+
+/// The worker that serves a connection which worker `own` has accepted. The kernel spreads connections over listeners by a hash, whatever
+/// they have to do already.
+pub(crate) fn choose(all: &[Worker], own: usize) -> usize {
+    let mine = all.get(own).map_or(0, Worker::connections);
+    let least = all.iter().map(Worker::connections).enumerate().min_by_key(|(_, connections)| *connections);
+    least.filter(|(_, connections)| mine >= connections + IMBALANCE).map_or(own, |(index, _)| index)
+}
+
 /// Its threads may go on for a while.
 impl Drop for Workers {
     fn drop(&mut self) {
-        self.drain.begin(self.handles.len());
+        self.drain.begin(self.all.len());
     }
 }
 
@@ -50,12 +101,13 @@ impl Workers {
         drain: &Drain,
     ) -> io::Result<Workers> {
         let (running, stopped) = watch::channel(());
-        let mut handles = Vec::with_capacity(count);
+        let mut all = Vec::with_capacity(count);
         for number in 0..count {
             let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
-            handles.push(runtime.handle().clone());
+            all.push(Worker { handle: runtime.handle().clone(), connections: Arc::default() });
             let (mut stopped, limits, drain) = (stopped.clone(), limits.clone(), drain.clone());
             let work = move || {
+                runtime.spawn(keep_timer());
                 runtime.block_on(async {
                     // An error means that the sender is gone.
                     while stopped.changed().await.is_ok() {}
@@ -70,7 +122,7 @@ impl Workers {
             thread::Builder::new().name(format!("proxy-{number}")).spawn(work)?;
         }
         Ok(Workers {
-            handles,
+            all: all.into(),
             next: AtomicUsize::new(0),
             running: Arc::new(running),
             timeout,
@@ -84,9 +136,9 @@ impl Workers {
         listeners: impl Send + 'static,
         done: impl Future<Output = ()> + Send + 'static,
     ) {
-        let Some(worker) = self.handles.first() else { return };
+        let Some(worker) = self.all.first() else { return };
         let (timeout, running) = (self.timeout, Arc::clone(&self.running));
-        worker.spawn(async move {
+        worker.handle.spawn(async move {
             // Either way it is time to close them.
             let _ = tokio::time::timeout(timeout, done).await;
             drop(listeners);
@@ -95,13 +147,35 @@ impl Workers {
     }
 
     /// Each worker.
-    pub(crate) fn all(&self) -> &[Handle] {
-        &self.handles
+    pub(crate) fn all(&self) -> &Arc<[Worker]> {
+        &self.all
     }
 
-    /// One of the workers, in turn.
-    pub(crate) fn next(&self) -> &Handle {
-        let number = self.next.fetch_add(1, Ordering::Relaxed) % self.handles.len();
-        &self.handles[number]
+    /// The number of one of the workers, in turn.
+    pub(crate) fn next(&self) -> usize {
+        self.next.fetch_add(1, Ordering::Relaxed) % self.all.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_go_to_the_worker_with_the_fewest() {
+        let workers = Workers::start_some(3, &Limits::new(100, 100), Duration::ZERO, &Drain::default())
+            .expect("threads");
+        let all = workers.all();
+        let mut busy = Vec::new();
+        for _ in 0..30 {
+            // All of them arrive at the same worker.
+            let chosen = choose(all, 0);
+            busy.push(all[chosen].enter());
+        }
+        let counts: Vec<usize> = all.iter().map(Worker::connections).collect();
+        assert_eq!(counts.iter().sum::<usize>(), 30);
+        assert!(counts.iter().all(|count| (9..=12).contains(count)), "{counts:?}");
+        drop(busy);
+        assert!(all.iter().all(|worker| worker.connections() == 0));
     }
 }

@@ -307,7 +307,7 @@ impl FamilyState {
                 })?;
                 let route =
                     UdpRoute { target: Arc::clone(target), pool, timeout: context.options.udp_timeout };
-                let worker = context.workers.next();
+                let worker = &context.workers.all()[context.workers.next()].handle;
                 let listener = UdpListener::start(worker, (self.family, socket), route, &context.shared);
                 Arc::new(UdpPort { address: SocketAddr::new(ip, number), listener })
             }
@@ -418,8 +418,9 @@ impl FamilyState {
         let Some(sockets) = &mut self.sockets else { return };
         for (origin, sharing, of_workers) in sockets.waiting.drain(..) {
             let router = Arc::new(Redirected { routes: Arc::clone(&self.routes), origin });
-            let started = context.workers.all().iter().zip(of_workers).map(|(worker, socket)| {
-                Listener::start(worker, (socket, sharing), Arc::clone(&router), &context.shared)
+            let workers = context.workers.all();
+            let started = of_workers.into_iter().enumerate().map(|(own, socket)| {
+                Listener::start((workers, own), (socket, sharing), Arc::clone(&router), &context.shared)
             });
             sockets.listeners.extend(started);
         }
