@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow};
 use aya::maps::MapInfo;
 use portwarden_ebpf::{Ebpf, Options, cleanup};
-use portwarden_model::{Changes, Cluster, Dataplane, Family, SyncError};
+use portwarden_model::{Changes, Cluster, Dataplane, Desired, Family, SyncError};
 use portwarden_testkit::bpf;
 
 use crate::{Effort, cluster, endpoints_of, percentile};
@@ -28,7 +28,7 @@ fn options(name: &str) -> Result<Options> {
     let cgroup = bpf::cgroup()?.join(name);
     fs::create_dir_all(&cgroup)?;
     let pin_directory = bpf::pin_directory(name)?;
-    Ok(Options { cgroup: Some(cgroup), pin_directory, ..Options::new(&[Family::V4]) })
+    Ok(Options { cgroup: Some(cgroup), pin_directory, ..Options::new(&Family::BOTH) })
 }
 
 pub(crate) fn run(effort: Effort) -> Result<()> {
@@ -36,21 +36,30 @@ pub(crate) fn run(effort: Effort) -> Result<()> {
     let options = options("updates")?;
     let failed = |error: SyncError| anyhow!("{error}");
     println!("\n{SERVICES} Services with {ENDPOINTS} endpoints each, IPv4, the layer of programs alone");
-    let mut loads = Vec::new();
+    // Programs are attached when both families have been synced once; IPv6 is empty.
+    let attach = |ebpf: &mut Ebpf, desired: &Desired| -> Result<f64> {
+        let started = Instant::now();
+        ebpf.sync(desired, &Changes::everything(), Instant::now()).map_err(failed)?;
+        Ok(started.elapsed().as_secs_f64() * 1e3)
+    };
+    let (mut loads, mut attachments) = (Vec::new(), Vec::new());
     for _ in 0..effort.choose(3, 7) {
         cleanup(&options.pin_directory)?;
         let mut ebpf = Ebpf::new(options.clone(), Default::default())?;
         let started = Instant::now();
         ebpf.sync(cluster.desired(Family::V4), &Changes::everything(), Instant::now()).map_err(failed)?;
         loads.push(started.elapsed().as_secs_f64() * 1e3);
+        attachments.push(attach(&mut ebpf, cluster.desired(Family::V6))?);
     }
     println!("full load: {:.1} ms (median of {})", percentile(&mut loads, 50), loads.len());
+    println!("attaching the programs: {:.1} ms", percentile(&mut attachments, 50));
     let started = Instant::now();
     let mut ebpf = Ebpf::new(options.clone(), Default::default())?;
     println!("loading the programs over maps that are full: {:.1} ms", started.elapsed().as_secs_f64() * 1e3);
     let started = Instant::now();
     ebpf.sync(cluster.desired(Family::V4), &Changes::everything(), Instant::now()).map_err(failed)?;
     println!("first sync after a restart: {:.1} ms", started.elapsed().as_secs_f64() * 1e3);
+    println!("replacing the programs: {:.1} ms", attach(&mut ebpf, cluster.desired(Family::V6))?);
     let mut times = Vec::new();
     let mut most = 0;
     for round in 0..effort.choose(500, 3_000) {
