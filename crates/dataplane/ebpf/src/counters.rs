@@ -1,6 +1,6 @@
 //! Counters of service ports, which the programs keep for each processor.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use portwarden_model::{Family, PortName};
@@ -8,7 +8,7 @@ use tracing::debug;
 
 use crate::sys::PerProcessorArray;
 
-/// The counters of all service ports, for whoever publishes them. They outlive the dataplane only as a copy of nothing: then they are empty.
+/// The counters of all service ports, for whoever publishes them. Empty until a dataplane starts.
 #[derive(Debug, Clone, Default)]
 pub struct ServiceCounters(Arc<Mutex<Option<Table>>>);
 
@@ -31,6 +31,8 @@ struct Table {
     array: PerProcessorArray,
     names: BTreeMap<u32, (Family, PortName)>,
     free: Vec<u32>,
+    /// Those of an earlier process, until their ports claim them.
+    reserved: BTreeSet<u32>,
 }
 
 impl ServiceCounters {
@@ -50,17 +52,26 @@ impl ServiceCounters {
         table.names.iter().filter_map(counts).collect()
     }
 
-    /// Starts with an array in which `length - 1` counters are free.
-    pub(crate) fn start(&self, array: PerProcessorArray, length: u32) {
-        *self.table() = Some(Table { array, names: BTreeMap::new(), free: (1..length).rev().collect() });
+    /// Starts with an array of this length. `reserved` counters wait for their ports.
+    pub(crate) fn start(&self, array: PerProcessorArray, length: u32, reserved: BTreeSet<u32>) {
+        let free = (1..length).rev().filter(|index| !reserved.contains(index)).collect();
+        *self.table() = Some(Table { array, names: BTreeMap::new(), free, reserved });
+    }
+
+    /// Counters that no port has claimed are free.
+    pub(crate) fn free_unclaimed(&self) {
+        if let Some(table) = self.table().as_mut() {
+            table.free.extend(std::mem::take(&mut table.reserved).into_iter().filter(|index| *index != 0));
+        }
     }
 
     /// Keeps the counter that a port had before a restart, if nothing else has it.
     pub(crate) fn adopt(&self, index: u32, family: Family, name: &PortName) -> bool {
         let mut table = self.table();
         let Some(table) = table.as_mut() else { return false };
-        let Some(place) = table.free.iter().rposition(|free| *free == index) else { return false };
-        table.free.swap_remove(place);
+        if !table.reserved.remove(&index) {
+            return false;
+        }
         table.names.insert(index, (family, name.clone()));
         true
     }

@@ -70,12 +70,13 @@ impl Ebpf {
             let failed = |source| Error::Map { action: "write to", map: "namespaces", source };
             maps.namespaces.insert(&cookie.to_ne_bytes(), &[0; 4]).map_err(failed)?;
         }
-        counters.start(maps.counters, options.sizes.counters());
-        let earlier = Earlier::new(read_records(&maps.services)?);
+        let mut pools = Pools::new(maps.pools);
+        let earlier = Earlier::take_over(&maps.services, &mut pools)?;
+        counters.start(maps.counters, options.sizes.counters(), earlier.counters());
         Ok(Ebpf {
             tables: Tables {
                 services: maps.services,
-                pools: Pools::new(maps.pools),
+                pools,
                 counters,
                 records: HashMap::new(),
                 earlier,
@@ -251,14 +252,13 @@ impl Dataplane for Ebpf {
         let mut report = self.write(family, &names, now)?;
         report.full = changes.full;
         if changes.full || first {
-            for key in self.tables.earlier.unclaimed(family) {
-                if let Err(Refusal::Kernel(error)) = self.tables.delete(key) {
-                    return Err(SyncError { report, ..SyncError::from(error) });
-                }
-                report.written += 1;
-            }
             self.families[family].synced = true;
             let all = self.options.families.iter().all(|family| self.families[*family].synced);
+            match self.tables.remove_unclaimed((!all).then_some(family), now) {
+                Ok(written) => report.written += written,
+                Err(Refusal::Kernel(error)) => return Err(SyncError { report, ..SyncError::from(error) }),
+                Err(Refusal::Full(_)) => {}
+            }
             let checked = self.compare(family).and_then(|repaired| {
                 let attached = if all { self.attach()? } else { 0 };
                 Ok(repaired + attached)

@@ -1,6 +1,6 @@
 //! Brings the records and pools of one Service into the maps.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
@@ -144,7 +144,7 @@ impl Tables {
         let endpoints = port.pool(kind);
         let place = installed.pool(kind);
         if place.is_none() {
-            *place = self.earlier.pool(wanted, kind).filter(|pool| self.pools.adopt(*pool));
+            *place = self.earlier.claim_pool(wanted, kind);
         }
         let Some(pool) = *place else {
             let (pool, written) = self.pools.create(endpoints, now)?;
@@ -190,6 +190,31 @@ impl Tables {
         self.delete(key)?;
         self.records.remove(&key);
         Ok(1)
+    }
+
+    /// Removes frontends of an earlier process that nothing has claimed, in a family or (`None`) all, and then the pools behind them.
+    pub(crate) fn remove_unclaimed(
+        &mut self,
+        family: Option<Family>,
+        now: Instant,
+    ) -> Result<usize, Refusal> {
+        let (keys, pools) = match family {
+            Some(family) => (self.earlier.unclaimed(family), BTreeSet::new()),
+            None => {
+                self.counters.free_unclaimed();
+                self.earlier.finish()
+            }
+        };
+        let written = keys.len() + pools.len();
+        for key in keys {
+            self.delete(key)?;
+            self.earlier.claim(key);
+        }
+        for pool in pools {
+            let updated = self.pools.release(pool, now);
+            self.left_with_sockets.extend(updated.left_with_sockets);
+        }
+        Ok(written)
     }
 
     /// Deletes a record from the kernel, whoever has written it.

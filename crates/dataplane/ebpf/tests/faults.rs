@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use common::{Node, links};
 use portwarden_ebpf::{Ebpf, Options, Sizes, cleanup};
 use portwarden_model::Family;
-use portwarden_testkit::build::{ServiceBuilder, port, service};
+use portwarden_testkit::build::{ServiceBuilder, ToEvent, port, service};
 use portwarden_testkit::{Host, Transport, bpf};
 
 fn numbered(number: u8) -> ServiceBuilder {
@@ -159,5 +159,36 @@ fn the_programs_of_others_are_left_alone() -> Result<()> {
     ensure!(cleanup(&ours.options.pin_directory)?, "there was something to remove");
     ensure!(!cleanup(&ours.options.pin_directory)?, "nothing is left");
     ensure!(answers(others.topology.pod(1), 10)? && !flows(&others, 10)?, "the other one still works");
+    Ok(())
+}
+
+#[test]
+fn new_services_at_a_restart_take_nothing_from_those_that_were_there() -> Result<()> {
+    let mut node = Node::new("adoption")?;
+    for pod in node.topology.pods() {
+        pod.serve(Transport::Tcp, 8080)?;
+    }
+    node.apply(numbered(90).affinity(600), "web-90", &port(8080), &[0, 1, 2]);
+    node.sync()?;
+    let home = |node: &Node| -> Result<String> {
+        let outcome = node.topology.pod(1).probe().tcp(target(90))?;
+        Ok(outcome.host().context("an answer")?.to_owned())
+    };
+    let first = home(&node)?;
+    // Each of them sorts before the one that was there, and would get its pool if that were free.
+    for number in 10..16 {
+        node.apply(numbered(number), &format!("web-{number}"), &port(8080), &[0, 1, 2]);
+        node.start()?;
+        ensure!(home(&node)? == first, "the client has lost its endpoint");
+    }
+    // What is gone when the next process starts is removed.
+    for number in 10..16 {
+        node.cluster.apply(numbered(number).build().deletion());
+    }
+    node.start()?;
+    ensure!(!node.topology.pod(1).probe().short_timeout().tcp(target(12))?.is_answered(), "it is gone");
+    ensure!(home(&node)? == first);
+    let report = node.full_sync().map_err(|error| anyhow::anyhow!("{error}"))?;
+    ensure!(report.written == 0, "{report:?}");
     Ok(())
 }
