@@ -72,6 +72,15 @@ fn await_servers(kernel: &mut Ipvs, running: &mut Running, wanted: usize, timeou
     Ok(true)
 }
 
+/// Whether the next change reaches the kernel in time.
+pub(crate) fn change_arrives(stage: &mut Stage, kernel: &mut Ipvs, timeout: Duration) -> Result<bool> {
+    let service = stage.next_service();
+    let (object, marks) = stage.cluster.replace(service, 1);
+    let wanted: Vec<Ipv4Addr> = marks.into_iter().map(Mark::address).collect();
+    stage.server.apply(object);
+    await_endpoints(kernel, &key(service), &wanted, timeout)
+}
+
 /// One change at a time.
 fn changes(
     stage: &mut Stage,
@@ -83,12 +92,8 @@ fn changes(
     let mut missed = 0;
     for _ in 0..plan.changes {
         std::thread::sleep(plan.pause);
-        let service = stage.next_service();
-        let (object, marks) = stage.cluster.replace(service, 1);
-        let wanted: Vec<Ipv4Addr> = marks.into_iter().map(Mark::address).collect();
         let written = Instant::now();
-        stage.server.apply(object);
-        if await_endpoints(kernel, &key(service), &wanted, plan.timeout)? {
+        if change_arrives(stage, kernel, plan.timeout)? {
             times.push(written.elapsed());
         } else {
             missed += 1;

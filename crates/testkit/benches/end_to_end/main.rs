@@ -2,6 +2,7 @@
 //!
 //!     cargo bench -p portwarden-testkit --bench end_to_end -- run [quick]     measures, writes target/bench/report.json
 //!     scripts/uml BINARY ipvs [quick]                                         mode ipvs in user-mode Linux, added to report.json
+//!     scripts/uml BINARY takeover                                             kube-proxy, Portwarden, kube-proxy, under connections
 //!     cargo bench -p portwarden-testkit --bench end_to_end -- report          report.md and plots from report.json
 //!     cargo bench -p portwarden-testkit --bench end_to_end -- readme          README.md and docs/performance.md from report.json
 //!
@@ -14,6 +15,7 @@
 //! | `kernel.rs` | notifications and rules of the kernel |
 //! | `measure.rs` | the measurements |
 //! | `ipvs.rs` | those of mode ipvs |
+//! | `takeover.rs` | no connection is lost when one program takes over from the other |
 //! | `result.rs`, `report.rs`, `plot.rs`, `readme.rs` | what came out |
 
 mod cluster;
@@ -25,6 +27,7 @@ mod readme;
 mod report;
 mod result;
 mod subject;
+mod takeover;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -50,9 +53,14 @@ fn main() -> Result<()> {
         ["run", "quick"] => run(true),
         ["ipvs"] | ["ipvs", "full"] => run_ipvs(false),
         ["ipvs", "quick"] => run_ipvs(true),
+        ["takeover"] => {
+            let reference =
+                Subject::reference()?.context("REFERENCE_KUBE_PROXY must name a kube-proxy binary")?;
+            takeover::run(&Subject::portwarden()?, &reference)
+        }
         ["report"] => report::write(&load()?, &folder()),
         ["readme"] => readme::write(&load()?, Path::new("README.md"), Path::new("docs/performance.md")),
-        _ => bail!("run, run quick, ipvs, ipvs quick, report or readme; not {}", words.join(" ")),
+        _ => bail!("run, run quick, ipvs, ipvs quick, takeover, report or readme; not {}", words.join(" ")),
     }
 }
 
