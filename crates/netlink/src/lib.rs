@@ -7,6 +7,7 @@
 //! returns free memory to the kernel. Nothing here knows of Kubernetes.
 
 pub mod capabilities;
+pub mod clock;
 pub mod conntrack;
 pub mod error;
 mod family;

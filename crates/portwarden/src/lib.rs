@@ -11,7 +11,7 @@ pub(crate) mod commands;
 pub mod config;
 pub mod engine;
 pub mod events;
-pub mod explain;
+pub(crate) mod explain;
 pub mod flags;
 mod follow;
 pub mod health;

@@ -144,22 +144,17 @@ impl Demo {
     /// Why packets go where they go.
     fn explain(&self) -> Result<()> {
         title("Why: every decision has a reason");
-        self.ask(&["explain", "demo/web"])
+        self.ask(&["explain", "demo/web"])?;
+        self.ask(&["explain", "--from", "203.0.113.13", "--to", "198.51.100.10:80"])?;
+        title("How it is doing");
+        self.ask(&["status"])
     }
 
     /// Runs a command of Portwarden on the node and shows what it prints.
     fn ask(&self, arguments: &[&str]) -> Result<()> {
         say(&format!("$ portwarden {}", arguments.join(" ")));
-        let folder = self.manifests.path().display().to_string();
-        let mode = format!("--proxy-mode={}", mode());
-        let output = self
-            .topology
-            .node()
-            .command(&self.binary.display().to_string())
-            .args(arguments)
-            .args(["--manifests", &folder, &mode])
-            .args(SETTINGS)
-            .output()?;
+        let output =
+            self.topology.node().command(&self.binary.display().to_string()).args(arguments).output()?;
         ensure!(output.code == Some(0), "{}{}", output.stdout, output.stderr);
         output.stdout.lines().for_each(|line| say(&format!("  {line}")));
         Ok(())

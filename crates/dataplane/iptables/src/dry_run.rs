@@ -21,6 +21,7 @@ pub struct DryRun {
     loopback_node_ports: bool,
     installed: Ruleset,
     context: Option<Arc<Context>>,
+    invalid: InvalidPackets,
 }
 
 impl DryRun {
@@ -32,7 +33,19 @@ impl DryRun {
             loopback_node_ports: options.loopback_node_ports,
             installed: Ruleset::default(),
             context: None,
+            invalid: InvalidPackets::DropAndCount,
         })
+    }
+
+    /// With the features of this node's kernel instead of all.
+    pub fn on_this_node(mut self) -> Self {
+        let counts = crate::PACKET_COUNTERS.iter().all(|counter| counter.read().is_ok());
+        self.invalid = match (crate::sysctl::tcp_is_liberal(), counts) {
+            (true, _) => InvalidPackets::Pass,
+            (false, false) => InvalidPackets::Drop,
+            (false, true) => InvalidPackets::DropAndCount,
+        };
+        self
     }
 
     /// What a sync would write.
@@ -75,13 +88,13 @@ impl DryRun {
         let context = Context {
             family: self.family,
             pods: pod_match(&desired.node.pod_traffic),
-            count_loopback: loopback,
+            count_loopback: loopback && self.invalid != InvalidPackets::Drop,
             large: is_large(desired),
         };
         let same = self.context.as_ref().filter(|old| ***old == context);
         let context = same.cloned().unwrap_or_else(|| Arc::new(context));
-        let invalid = InvalidPackets::DropAndCount;
-        let fixed = FixedRules::render(self.family, self.mark, invalid, loopback, &desired.node.node_ports);
+        let fixed =
+            FixedRules::render(self.family, self.mark, self.invalid, loopback, &desired.node.node_ports);
         let plan = if changes.full {
             Plan::everything(&self.installed, desired, &context, fixed)
         } else {

@@ -136,7 +136,12 @@ impl ReadBack {
 /// The frontend that a rule matches.
 fn frontend_of(line: &str) -> Option<FrontendKey> {
     let ip = match option(line, "-d") {
-        Some(text) => Some(text.split('/').next()?.parse::<IpAddr>().ok()?),
+        Some(text) => {
+            let (ip, length) =
+                text.split_once('/').unwrap_or((text, if text.contains(':') { "128" } else { "32" }));
+            // A range, such as that of loopback addresses, is no frontend.
+            Some(ip.parse::<IpAddr>().ok().filter(|ip| length == if ip.is_ipv4() { "32" } else { "128" })?)
+        }
         None => None,
     };
     let protocol = Protocol::parse(&option(line, "-p")?.to_uppercase())?;

@@ -4,16 +4,22 @@
 //! |---|---|
 //! | `request.rs` | the arguments of a command |
 //! | `help.rs` | `portwarden help`, and `--help` of each command |
+//! | `client.rs` | questions to the running process |
 //! | `completion.rs`, `man.rs` | completion scripts and the manual page, from the same tables |
 //! | one file or folder each | the commands |
 //!
 //! A new command is a row in [`ALL`].
 
+mod bundle;
+mod client;
 mod completion;
+mod diff;
+mod doctor;
 mod explain;
 mod help;
 mod man;
 mod request;
+mod status;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -26,7 +32,16 @@ pub(crate) use help::list;
 pub(crate) use request::Request;
 
 /// Every command, in the order in which help lists them.
-static ALL: [Command; 4] = [explain::COMMAND, completion::COMMAND, man::COMMAND, help::COMMAND];
+static ALL: [Command; 8] = [
+    status::COMMAND,
+    explain::COMMAND,
+    doctor::COMMAND,
+    diff::COMMAND,
+    bundle::COMMAND,
+    completion::COMMAND,
+    man::COMMAND,
+    help::COMMAND,
+];
 
 /// The exit status if the answer is good.
 const GOOD: u8 = 0;

@@ -69,6 +69,17 @@ impl Kernel {
         failures
     }
 
+    /// The values that [`Kernel::set_conntrack`] would write: name, present value, new value. Those that cannot be read are left out.
+    pub fn pending(&self, conntrack: &Conntrack) -> Vec<(&'static str, u64, u64)> {
+        let pending = |wanted: &Wanted| {
+            let path = self.proc.join("sys/net/netfilter").join(wanted.name);
+            let present: u64 = fs::read_to_string(path).ok()?.trim().parse().ok()?;
+            let stays = present == wanted.value || (wanted.only_raise && present > wanted.value);
+            (!stays).then_some((wanted.name, present, wanted.value))
+        };
+        self.wanted(conntrack).iter().filter_map(pending).collect()
+    }
+
     fn wanted(&self, conntrack: &Conntrack) -> Vec<Wanted> {
         let max = self.most_flows(conntrack);
         [

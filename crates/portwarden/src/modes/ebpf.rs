@@ -10,7 +10,7 @@ use portwarden_nftables::{Nftables, Options as NftablesOptions};
 use tracing::debug;
 
 use super::leftovers::{Leftover, Phase};
-use super::{BuildContext, Entry, Mode, Operations, Section};
+use super::{BuildContext, Entry, Mode, Operations, ReadBack, Section};
 use crate::config::Config;
 use crate::engine::ModeWords;
 use crate::metrics::{MetricError, Metrics};
@@ -36,6 +36,15 @@ impl Operations for EbpfMode {
     /// The dataplanes probe what they need when they are made.
     fn probe(&self, _family: Family) -> anyhow::Result<()> {
         Ok(())
+    }
+
+    /// The nftables dataplane below has everything that the programs have.
+    fn read_back(&self, family: Family) -> anyhow::Result<Option<Box<dyn ReadBack>>> {
+        Mode::Nftables.read_back(family)
+    }
+
+    fn stands_on(&self) -> Option<Mode> {
+        Some(Mode::Nftables)
     }
 
     fn build(&self, context: &BuildContext<'_>) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {

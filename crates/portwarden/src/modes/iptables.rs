@@ -1,15 +1,19 @@
 //! Mode iptables: kube-proxy's rules through `iptables-restore`.
 
+use std::collections::BTreeSet;
 use std::fs;
 
 use anyhow::Context;
-use portwarden_iptables::{IptablesDataplane, Options};
-use portwarden_model::{Cluster, Dataplane, Family, LoopbackNodePorts, loopback_node_ports};
+use portwarden_iptables::{DryRun, IptablesDataplane, Options};
+use portwarden_model::{
+    Cluster, Dataplane, Desired, Family, FrontendKey, LoopbackNodePorts, ObservedFrontend,
+    loopback_node_ports,
+};
 use portwarden_xtables::{Programs, Variant};
 use tracing::{debug, info};
 
 use super::leftovers::{Leftover, Phase, programs};
-use super::{BuildContext, Entry, Mode, Operations, Section};
+use super::{BuildContext, Entry, Mode, Operations, ReadBack, Section};
 use crate::config::Config;
 use crate::engine::ModeWords;
 use crate::host::FamilySupport;
@@ -46,15 +50,19 @@ impl Operations for IptablesMode {
         Ok(Programs::new(family, Variant::Installed).check()?)
     }
 
+    fn read_back(&self, family: Family) -> anyhow::Result<Option<Box<dyn ReadBack>>> {
+        let programs = Programs::new(family, Variant::Installed);
+        Ok(Some(Box::new(portwarden_iptables::ReadBack::read(&programs)?)))
+    }
+
+    fn preview(&self, config: &Config, desired: &Desired) -> anyhow::Result<Option<String>> {
+        let run = DryRun::new(desired.family, &options(config))?.on_this_node();
+        let programs = Programs::new(desired.family, Variant::Installed);
+        Ok(Some(run.difference(desired, &programs)?.to_string()))
+    }
+
     fn build(&self, context: &BuildContext<'_>) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {
-        let config = context.config;
-        let options = Options {
-            masquerade_bit: config.masquerade.bit.into(),
-            loopback_node_ports: config.localhost_node_ports,
-            sync_period: config.pacing.sync_period,
-            ..Options::default()
-        };
-        let dataplane = IptablesDataplane::new(context.families, &options);
+        let dataplane = IptablesDataplane::new(context.families, &options(context.config));
         Ok(vec![Box::new(dataplane.context("cannot create the iptables proxier")?)])
     }
 
@@ -105,6 +113,25 @@ impl Operations for IptablesMode {
             .into_iter()
             .flat_map(|family| variants(family).into_iter().map(move |v| (family, v)));
         all.map(|(family, variant)| rules(family, variant)).collect()
+    }
+}
+
+impl ReadBack for portwarden_iptables::ReadBack {
+    fn frontend(&mut self, key: &FrontendKey) -> anyhow::Result<ObservedFrontend> {
+        Ok(portwarden_iptables::ReadBack::frontend(self, key))
+    }
+
+    fn frontends(&mut self) -> anyhow::Result<BTreeSet<FrontendKey>> {
+        Ok(portwarden_iptables::ReadBack::frontends(self))
+    }
+}
+
+fn options(config: &Config) -> Options {
+    Options {
+        masquerade_bit: config.masquerade.bit.into(),
+        loopback_node_ports: config.localhost_node_ports,
+        sync_period: config.pacing.sync_period,
+        ..Options::default()
     }
 }
 

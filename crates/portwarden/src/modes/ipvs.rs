@@ -1,5 +1,7 @@
 //! Mode ipvs: virtual servers of the kernel.
 
+mod read_back;
+
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +17,7 @@ use tracing::{info, warn};
 
 use super::iptables::variants_with_leftovers;
 use super::leftovers::{Leftover, Phase, programs};
-use super::{BuildContext, Deprecation, Entry, Mode, Operations, Section};
+use super::{BuildContext, Deprecation, Entry, Mode, Operations, ReadBack, Section};
 use crate::config::gates::Feature;
 use crate::config::{Config, ExcludedRanges};
 use crate::engine::ModeWords;
@@ -59,6 +61,16 @@ struct IpvsMode;
 impl Operations for IpvsMode {
     fn probe(&self, family: Family) -> anyhow::Result<()> {
         Ok(Programs::new(family, Variant::Installed).check()?)
+    }
+
+    fn check(&self, config: &Config, family: Family) -> anyhow::Result<()> {
+        self.probe(family)?;
+        let scheduler = config.ipvs.as_ref().map(|ipvs| ipvs.scheduler.as_str()).unwrap_or_default();
+        Ok(portwarden_ipvs::check_kernel(&[family], scheduler)?)
+    }
+
+    fn read_back(&self, family: Family) -> anyhow::Result<Option<Box<dyn ReadBack>>> {
+        Ok(Some(Box::new(read_back::VirtualServers::read(family)?)))
     }
 
     fn build(&self, context: &BuildContext<'_>) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {

@@ -10,11 +10,14 @@ mod leftovers;
 mod nftables;
 mod userspace;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 
 use anyhow::bail;
-use portwarden_model::{Cluster, Dataplane, FULL_SYNC_INTERVAL, Family, PerFamily};
+use portwarden_model::{
+    Cluster, Dataplane, Desired, FULL_SYNC_INTERVAL, Family, FrontendKey, ObservedFrontend, PerFamily,
+};
 use tracing::{debug, info};
 
 use crate::config::Config;
@@ -58,6 +61,27 @@ impl Mode {
     /// The name in the configuration, which `/proxyMode` shows.
     pub fn as_str(self) -> &'static str {
         self.entry().words.name
+    }
+
+    /// Whether everything that the mode needs for a family is there. Changes nothing.
+    pub(crate) fn check(self, config: &Config, family: Family) -> anyhow::Result<()> {
+        self.entry().operations.check(config, family)
+    }
+
+    /// Reads back what the kernel holds of the mode; `None` if the mode keeps that in the process.
+    pub(crate) fn read_back(self, family: Family) -> anyhow::Result<Option<Box<dyn ReadBack>>> {
+        self.entry().operations.read_back(family)
+    }
+
+    /// Whether one of the two modes uses the rules of the other.
+    pub(crate) fn shares_rules_with(self, other: Mode) -> bool {
+        let uses = |mode: Mode| mode.entry().operations.stands_on();
+        self == other || uses(self) == Some(other) || uses(other) == Some(self)
+    }
+
+    /// What a full sync would write, as text; `None` if the mode writes no text.
+    pub(crate) fn preview(self, config: &Config, desired: &Desired) -> anyhow::Result<Option<String>> {
+        self.entry().operations.preview(config, desired)
     }
 
     /// How the mode appears in logs and metrics.
@@ -108,6 +132,26 @@ pub(crate) trait Operations: Sync {
     /// Checks whether a family can be served: programs, kernel features. Changes nothing.
     fn probe(&self, family: Family) -> anyhow::Result<()>;
 
+    /// Checks everything that the mode needs, more thoroughly than [`Operations::probe`]. Changes nothing.
+    fn check(&self, _config: &Config, family: Family) -> anyhow::Result<()> {
+        self.probe(family)
+    }
+
+    /// Reads back what the kernel holds; `None` if the mode keeps that in the process.
+    fn read_back(&self, _family: Family) -> anyhow::Result<Option<Box<dyn ReadBack>>> {
+        Ok(None)
+    }
+
+    /// The mode whose rules this one uses, too.
+    fn stands_on(&self) -> Option<Mode> {
+        None
+    }
+
+    /// What a full sync would write on this node, as text; `None` if the mode writes no text.
+    fn preview(&self, _config: &Config, _desired: &Desired) -> anyhow::Result<Option<String>> {
+        Ok(None)
+    }
+
     /// Makes the dataplanes. Writes nothing to the kernel yet.
     fn build(&self, context: &BuildContext<'_>) -> anyhow::Result<Vec<Box<dyn Dataplane>>>;
 
@@ -129,6 +173,15 @@ pub(crate) trait Operations: Sync {
 
     /// What the mode, ours or kube-proxy's, may have left in the kernel. `kept` is the mode that is in force.
     fn leftovers(&self, kept: Option<Mode>, config: &Config) -> Vec<Leftover>;
+}
+
+/// What the kernel holds for one family.
+pub(crate) trait ReadBack {
+    /// What happens to connections to a frontend.
+    fn frontend(&mut self, key: &FrontendKey) -> anyhow::Result<ObservedFrontend>;
+
+    /// Every frontend that the kernel knows.
+    fn frontends(&mut self) -> anyhow::Result<BTreeSet<FrontendKey>>;
 }
 
 /// What dataplanes are made from.

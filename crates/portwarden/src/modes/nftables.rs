@@ -1,15 +1,16 @@
 //! Mode nftables: a table per family, and a proxy in user space for node ports on loopback addresses behind kube-proxy's gate.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use portwarden_model::{Dataplane, Family, Layers, Protocol};
+use portwarden_model::{Dataplane, Family, FrontendKey, Layers, ObservedFrontend, Protocol};
 use portwarden_nftables::{Nftables, Options};
 use portwarden_userspace::{CREATION_FAILURES, LoopbackProxy};
 use tracing::debug;
 
 use super::leftovers::{Leftover, Phase};
-use super::{BuildContext, Entry, Mode, Operations, Section};
+use super::{BuildContext, Entry, Mode, Operations, ReadBack, Section};
 use crate::config::Config;
 use crate::config::gates::Feature;
 use crate::engine::ModeWords;
@@ -55,11 +56,17 @@ impl Operations for NftablesMode {
         Ok(())
     }
 
+    fn check(&self, config: &Config, family: Family) -> anyhow::Result<()> {
+        Nftables::new(&[family], options(config))?;
+        Ok(())
+    }
+
+    fn read_back(&self, family: Family) -> anyhow::Result<Option<Box<dyn ReadBack>>> {
+        Ok(Some(Box::new(portwarden_nftables::ReadBack::open(family)?)))
+    }
+
     fn build(&self, context: &BuildContext<'_>) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {
-        let options = Options {
-            masquerade_bit: context.config.masquerade.bit,
-            loopback_node_ports: proxies_loopback(context.config),
-        };
+        let options = options(context.config);
         let dataplane =
             Nftables::new(context.families, options).context("cannot create the nftables proxier")?;
         if !options.loopback_node_ports {
@@ -95,6 +102,20 @@ impl Operations for NftablesMode {
         };
         Family::BOTH.map(table).into()
     }
+}
+
+impl ReadBack for portwarden_nftables::ReadBack {
+    fn frontend(&mut self, key: &FrontendKey) -> anyhow::Result<ObservedFrontend> {
+        Ok(self.frontend(key)?)
+    }
+
+    fn frontends(&mut self) -> anyhow::Result<BTreeSet<FrontendKey>> {
+        Ok(self.frontends()?)
+    }
+}
+
+fn options(config: &Config) -> Options {
+    Options { masquerade_bit: config.masquerade.bit, loopback_node_ports: proxies_loopback(config) }
 }
 
 /// Whether a proxy serves node ports on loopback addresses.

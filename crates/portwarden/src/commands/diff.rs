@@ -1,0 +1,225 @@
+//! `portwarden diff`: what a configuration, a mode or a folder of manifests would change in the kernel, without touching it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use portwarden_model::{Cluster, Desired, Family, FrontendKey, ObservedFrontend, Treatment};
+use serde::Serialize;
+use serde_json::json;
+
+use super::{Answer, Command, CommandFlag, GOOD, Request};
+use crate::config::Config;
+use crate::explain;
+use crate::flags;
+use crate::host::{Kernel, has_ipv6};
+use crate::modes::Mode;
+
+/// The exit status if something would change, as that of diff(1).
+const DIFFERENT: u8 = 1;
+
+pub(super) const COMMAND: Command = Command {
+    name: "diff",
+    arguments: "[flags]",
+    summary: "what a configuration, a mode or manifests would change in the kernel",
+    about: "Reads what the kernel holds, in whatever mode and by whichever proxy it was written, and compares it with what Portwarden would \
+            hold with these flags. Nothing is changed. In mode iptables it also prints the lines that iptables-restore would read, so that \
+            it shows what Portwarden would do on this node that kube-proxy does not.",
+    flags: &[CommandFlag {
+        name: "show",
+        letter: None,
+        placeholder: "WHAT",
+        help: "frontends: each address of a Service whose connections would be treated differently. rules: the lines that would be written, \
+               too, in modes that write text.",
+        values: &["frontends", "rules"],
+    }],
+    takes_proxy_flags: true,
+    examples: &[
+        ("sudo portwarden diff --config new.yaml", "what a changed configuration would change"),
+        (
+            "sudo portwarden diff --config config.yaml --proxy-mode nftables",
+            "another mode (without a file, or with `mode` in the file)",
+        ),
+        ("sudo portwarden diff --manifests examples --proxy-mode nftables", "a folder of manifests"),
+        (
+            "sudo portwarden diff --kubeconfig /var/lib/kube-proxy/kubeconfig.conf --proxy-mode iptables --show rules",
+            "what Portwarden would write on a node where kube-proxy runs",
+        ),
+    ],
+    exit_codes: &[
+        (0, "nothing would change"),
+        (1, "something would change"),
+        (2, "that cannot be found out"),
+    ],
+    run,
+};
+
+/// One address of a Service whose connections would be treated differently.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Change {
+    kind: ChangeKind,
+    family: String,
+    frontend: String,
+    /// The Service that would have it.
+    service: Option<String>,
+    details: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum ChangeKind {
+    Added,
+    Removed,
+    Changed,
+}
+
+fn run(request: &Request) -> anyhow::Result<Answer> {
+    let config = request.config()?.config;
+    let families: Vec<Family> = Family::BOTH
+        .into_iter()
+        .filter(|family| *family == Family::V4 || has_ipv6(std::path::Path::new("/proc")))
+        .collect();
+    let before = in_force(config.mode, &families)?;
+    let cluster = explain::read_cluster(&config, flags::reported_version(None))?;
+    let mut changes = Vec::new();
+    for family in &families {
+        let seen = before.as_ref().map(|(_, seen)| seen[family].clone()).unwrap_or_default();
+        changes.extend(compare(*family, &seen, cluster.desired(*family)));
+    }
+    let settings = Kernel::default().pending(&config.conntrack);
+    let rules = match request.value("show") {
+        Some("rules") => rules(&config, &cluster, &families)?,
+        _ => Vec::new(),
+    };
+    let mode_before = before.as_ref().map(|(mode, _)| mode.as_str());
+    let other_mode = before.as_ref().is_none_or(|(mode, _)| *mode != config.mode);
+    let different = other_mode || !changes.is_empty() || !settings.is_empty() || !rules.is_empty();
+    let text = text(mode_before, config.mode, &changes, &settings, &rules);
+    let json = json!({
+        "modeBefore": mode_before, "modeAfter": config.mode.as_str(), "frontends": changes,
+        "settings": settings.iter().map(|(name, before, after)| json!({"name": name, "before": before, "after": after})).collect::<Vec<_>>(),
+        "rules": rules,
+    });
+    Ok(Answer { text, json, code: if different { DIFFERENT } else { GOOD } })
+}
+
+type Frontends = BTreeMap<FrontendKey, ObservedFrontend>;
+
+/// The mode whose rules the kernel has, and what they do. The wanted mode counts first: rules of others may be leftovers.
+fn in_force(
+    wanted: Mode,
+    families: &[Family],
+) -> anyhow::Result<Option<(Mode, BTreeMap<Family, Frontends>)>> {
+    let mut modes = Mode::ALL.to_vec();
+    modes.sort_by_key(|mode| *mode != wanted);
+    for mode in modes {
+        let mut seen: BTreeMap<Family, Frontends> = BTreeMap::new();
+        for family in families {
+            let found = seen.entry(*family).or_default();
+            // A mode that this host cannot have has no rules here.
+            let Ok(Some(mut kernel)) = mode.read_back(*family) else { continue };
+            for key in kernel.frontends()? {
+                let frontend = kernel.frontend(&key)?;
+                found.insert(key, frontend);
+            }
+        }
+        if seen.values().any(|found| !found.is_empty()) {
+            return Ok(Some((mode, seen)));
+        }
+    }
+    Ok(None)
+}
+
+fn compare(family: Family, seen: &Frontends, desired: &Desired) -> Vec<Change> {
+    let mut wanted: BTreeMap<FrontendKey, (String, ObservedFrontend)> = BTreeMap::new();
+    for (name, service) in desired.services() {
+        for port in &service.ports {
+            for frontend in port.active_frontends() {
+                let observed = ObservedFrontend::desired(port, frontend);
+                wanted.insert(FrontendKey::of(port, frontend), (name.to_string(), observed));
+            }
+        }
+    }
+    let keys: BTreeSet<&FrontendKey> = seen.keys().chain(wanted.keys()).collect();
+    let change = |key: &FrontendKey| {
+        let (before, after) = (seen.get(key), wanted.get(key));
+        let row = |kind, details| {
+            let service = after.map(|(service, _)| service.clone());
+            Some(Change { kind, family: family.to_string(), frontend: key.to_string(), service, details })
+        };
+        match (before, after) {
+            (None, Some((_, after))) => row(ChangeKind::Added, treatments(after)),
+            (Some(before), None) => row(ChangeKind::Removed, treatments(before)),
+            (Some(before), Some((_, after))) => {
+                // What should be is what will be.
+                let details = before.differences(after);
+                if details.is_empty() { None } else { row(ChangeKind::Changed, details) }
+            }
+            (None, None) => None,
+        }
+    };
+    keys.into_iter().filter_map(change).collect()
+}
+
+fn treatments(frontend: &ObservedFrontend) -> Vec<String> {
+    let words = |treatment: &Treatment| treatment.to_string();
+    if frontend.from_node == frontend.from_elsewhere {
+        return vec![words(&frontend.from_node)];
+    }
+    vec![
+        format!("from this node: {}", words(&frontend.from_node)),
+        format!("from elsewhere: {}", words(&frontend.from_elsewhere)),
+    ]
+}
+
+fn rules(config: &Config, cluster: &Cluster, families: &[Family]) -> anyhow::Result<Vec<String>> {
+    let mut lines = Vec::new();
+    for family in families {
+        if let Some(text) = config.mode.preview(config, cluster.desired(*family))? {
+            lines.extend(text.lines().map(|line| format!("{family}: {line}")));
+        }
+    }
+    Ok(lines)
+}
+
+fn text(
+    before: Option<&str>,
+    after: Mode,
+    changes: &[Change],
+    settings: &[(&'static str, u64, u64)],
+    rules: &[String],
+) -> String {
+    let mut text = match before {
+        None => format!("The kernel has no rules for Services; they would be written in mode {after}.\n"),
+        Some(mode) if mode == after.as_str() => {
+            format!("The kernel has rules of mode {mode}, which stays.\n")
+        }
+        Some(mode) => format!("The kernel has rules of mode {mode}; mode {after} would replace them.\n"),
+    };
+    // Writing to a string cannot fail.
+    for Change { kind, family, frontend, service, details } in changes {
+        let sign = match kind {
+            ChangeKind::Added => '+',
+            ChangeKind::Removed => '-',
+            ChangeKind::Changed => '~',
+        };
+        let service = service.as_ref().map(|service| format!(" ({service})")).unwrap_or_default();
+        let _ = writeln!(text, "{sign} {family} {frontend}{service}: {}", details.join("; "));
+    }
+    for (name, before, after) in settings {
+        let _ = writeln!(text, "~ net.netfilter.{name}: {before}, would be {after}");
+    }
+    for line in rules {
+        let _ = writeln!(text, "{line}");
+    }
+    let count = |kind| changes.iter().filter(|change| change.kind == kind).count();
+    let _ = writeln!(
+        text,
+        "{} addresses added, {} removed, {} changed; {} kernel settings",
+        count(ChangeKind::Added),
+        count(ChangeKind::Removed),
+        count(ChangeKind::Changed),
+        settings.len()
+    );
+    text
+}
