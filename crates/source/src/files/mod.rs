@@ -67,6 +67,11 @@ impl Files {
     }
 }
 
+/// Parses the text of a file as this source does. Returns how many objects it has that a proxy uses, or the line and the reason of the error.
+pub fn check_manifests(text: &str) -> Result<usize, String> {
+    parse::parse(text).map(|content| content.objects.len()).map_err(|error| error.to_string())
+}
+
 fn no_inotify(error: &io::Error) -> String {
     format!(
         "cannot watch for changes with inotify ({error}); scanning every {} s instead. If the limit is reached, raise \

@@ -36,7 +36,7 @@ mod watch;
 use portwarden_model::manifest;
 
 pub use client::{Client, ClientOptions, Observation, Observer};
-pub use credentials::{AccessError, TokenError};
+pub use credentials::{AccessError, TokenError, check_kubeconfig};
 pub use error::RequestError;
 pub use event_recorder::{EventRecorder, NewEvent, Regarding, Severity};
 pub use startup_taint::remove_startup_taint;

@@ -131,6 +131,11 @@ impl Access {
     }
 }
 
+/// Reads a kubeconfig as a client would, and connects to nothing. Returns whose credentials it has.
+pub fn check_kubeconfig(path: &Path) -> Result<String, AccessError> {
+    kubeconfig::from_kubeconfig(path, None).map(|access| access.identity)
+}
+
 fn from_master(master: &str) -> Result<Access, AccessError> {
     Ok(Access {
         config: kube::Config::new(server_address(master, false)?),
