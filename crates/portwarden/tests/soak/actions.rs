@@ -107,15 +107,21 @@ pub(crate) enum Heal {
 /// Actions in the order of a seed.
 pub(crate) struct Script {
     random: Random,
+    /// Only endpoints change, to measure how fast that takes effect.
+    calm: bool,
 }
 
 impl Script {
-    pub(crate) fn new(seed: u64) -> Script {
-        Script { random: Random(seed) }
+    pub(crate) fn new(seed: u64, calm: bool) -> Script {
+        Script { random: Random(seed), calm }
     }
 
     /// The next action, and the time of traffic after it.
     pub(crate) fn next(&mut self) -> (Action, Duration) {
+        if self.calm {
+            let service = self.random.index(SERVICES);
+            return (Action::Endpoints { service, members: self.members(service) }, self.pause(250));
+        }
         let action = match self.random.below(24) {
             0..8 | 23 => self.write(),
             8 => self.recreate(),

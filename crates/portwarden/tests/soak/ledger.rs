@@ -84,6 +84,32 @@ pub(crate) struct Count {
     pub(crate) exchanged: u64,
     /// Requests that failed and must not.
     pub(crate) failures: Vec<String>,
+    /// How long after an endpoint left it got new connections, by mode.
+    pub(crate) history: BTreeMap<&'static str, History>,
+}
+
+/// New connections of one mode, each judged by what the API allowed when it began.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    pub(crate) connections: u64,
+    /// For each connection that met an endpoint which had left: how long before.
+    pub(crate) late: Vec<Duration>,
+}
+
+impl std::fmt::Display for History {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut late = self.late.clone();
+        late.sort_unstable();
+        let rank = (late.len() * 99).div_ceil(100).max(1) - 1;
+        let (p99, max) =
+            (late.get(rank).copied().unwrap_or_default(), late.last().copied().unwrap_or_default());
+        write!(
+            f,
+            "{} new connections, {} of them to an endpoint that had left: 99 % within {p99:.0?}, all within {max:.0?} of its leaving",
+            self.connections,
+            late.len()
+        )
+    }
 }
 
 /// A time in which all rules are exchanged.
@@ -104,6 +130,7 @@ pub(crate) struct Ledger {
     exchanges: Vec<Exchange>,
     known: BTreeMap<(usize, u64, u64), Expected>,
     beginning: Instant,
+    mode: &'static str,
 }
 
 impl Ledger {
@@ -120,6 +147,7 @@ impl Ledger {
             exchanges: Vec::new(),
             known: BTreeMap::new(),
             beginning,
+            mode: "",
         }
     }
 
@@ -132,6 +160,11 @@ impl Ledger {
             tracked.slices.v6.confirm(now);
         }
         self.exchanges.iter_mut().for_each(|exchange| exchange.end = exchange.end.or(Some(now)));
+    }
+
+    /// Requests from now on are counted under this mode.
+    pub(crate) fn set_mode(&mut self, mode: &'static str) {
+        self.mode = mode;
     }
 
     /// All rules are about to be exchanged, some time before the next confirmation.
@@ -211,11 +244,43 @@ impl Ledger {
             None if due => Some("no answer"),
             _ => None,
         };
+        if let Some(answer) = request.outcome.answer().filter(|_| !request.kept) {
+            let late = self.left_before(request, answer.endpoint, &possible);
+            let history = self.count.history.entry(self.mode).or_default();
+            history.connections += 1;
+            history.late.extend(late);
+        }
         if let Some(wrong) = wrong {
             let text = self.describe(request, wrong, &possible);
             self.count.failures.push(text);
         }
         Ok(())
+    }
+
+    /// How long before the request its endpoint had left, by what was written to the API server; `None` if it had not.
+    fn left_before(
+        &self,
+        request: &Request,
+        endpoint: SocketAddr,
+        possible: &[((u64, u64), Expected)],
+    ) -> Option<Duration> {
+        let target = &self.targets[request.target];
+        let (tracked, family) = (&self.services[target.service], Family::of(target.address.ip()));
+        let written = |(service, slice): (u64, u64)| {
+            let service = tracked.service.written(service)?;
+            Some(service.max(tracked.slices[family].written(slice)?))
+        };
+        let mut pairs: Vec<(Instant, bool)> = possible
+            .iter()
+            .filter_map(|(versions, expected)| {
+                Some((written(*versions)?, expected.answers.iter().any(|seen| seen.endpoint == endpoint)))
+            })
+            .filter(|(at, _)| *at <= request.started)
+            .collect();
+        pairs.sort_unstable();
+        // Everything after the last pair that has the endpoint lacks it.
+        let left = pairs.iter().rev().take_while(|(_, has)| !has).last()?.0;
+        Some(request.started.saturating_duration_since(left))
     }
 
     /// Whether a request may have met the instant of an exchange; it is then used up.

@@ -78,8 +78,8 @@ fn run(
     last: &mut VecDeque<String>,
 ) -> Result<()> {
     let beginning = Instant::now();
-    let mut script = Script::new(seed);
-    let mut world = World::start(binary, folder, false)?;
+    let mut script = Script::new(seed, std::env::var_os("CALM").is_some());
+    let mut world = World::start(binary, folder, first_mode()?)?;
     let (mut actions, mut shown) = (0u64, Instant::now());
     while beginning.elapsed() < duration {
         let (action, pause) = script.next();
@@ -124,7 +124,20 @@ fn run(
         figures.slowest_repair,
         figures.slowest_change
     );
+    for (mode, history) in &world.ledger.count.history {
+        println!("  {mode}: {history}");
+    }
     Ok(())
+}
+
+/// The mode to start in: `MODE`, or nftables.
+fn first_mode() -> Result<&'static str> {
+    let wanted = std::env::var("MODE").unwrap_or_else(|_| "nftables".to_owned());
+    let known = ["nftables", "iptables", "userspace"];
+    known
+        .into_iter()
+        .find(|mode| *mode == wanted)
+        .with_context(|| format!("MODE: {wanted:?} is none of {known:?}"))
 }
 
 fn summary(world: &World) -> String {

@@ -56,6 +56,11 @@ impl<T: PartialEq> Timeline<T> {
         self.versions.last()
     }
 
+    /// When a version was about to be written.
+    pub(crate) fn written(&self, number: u64) -> Option<Instant> {
+        self.versions.iter().find(|version| version.number == number).map(|version| version.from)
+    }
+
     /// Drops versions that ended before this moment.
     pub(crate) fn forget(&mut self, before: Instant) {
         self.versions.retain(|version| version.until.is_none_or(|until| until >= before));

@@ -66,7 +66,7 @@ pub(crate) struct World {
 /// What the configuration file says.
 #[derive(Debug, Clone, Copy)]
 struct Configuration {
-    iptables: bool,
+    mode: &'static str,
     masquerade_all: bool,
     verbosity: u8,
     min_sync_period: u16,
@@ -74,7 +74,7 @@ struct Configuration {
 
 impl World {
     /// A cluster with its Services, served by the binary and under traffic.
-    pub(crate) fn start(binary: &Path, folder: &Path, iptables: bool) -> Result<World> {
+    pub(crate) fn start(binary: &Path, folder: &Path, mode: &'static str) -> Result<World> {
         let pods = (u8::try_from(PODS)?, u8::try_from(REMOTE_PODS)?);
         let topology = Topology::builder().pods(pods.0).remote_pods(pods.1).build()?;
         let mut served = Served::new();
@@ -102,12 +102,13 @@ impl World {
             figures: Figures::default(),
             shapes: vec![Shape::default(); SERVICES],
             members: vec![(0..PODS + REMOTE_PODS).map(everywhere).collect(); SERVICES],
-            config: Configuration { iptables, masquerade_all: false, verbosity: 2, min_sync_period: 0 },
+            config: Configuration { mode, masquerade_all: false, verbosity: 2, min_sync_period: 0 },
             kubeconfig,
             folder: folder.to_owned(),
             binary: binary.to_owned(),
             marks: 0,
         };
+        world.ledger.set_mode(mode);
         for number in 0..SERVICES {
             world.write_service(number);
             world.write_slices(number);
@@ -259,7 +260,7 @@ impl World {
 
     /// Damages rules. Not in iptables mode, which detects it only at the next full sync.
     fn damage(&mut self, damage: Damage) -> Result<()> {
-        if self.config.iptables {
+        if self.config.mode != "nftables" {
             return Ok(());
         }
         self.figures.damages += 1;
@@ -275,7 +276,8 @@ impl World {
             Reload::MinSyncPeriod(milliseconds) => self.config.min_sync_period = milliseconds,
             Reload::Mode { iptables } => {
                 self.ledger.exchange();
-                self.config.iptables = iptables;
+                self.config.mode = if iptables { "iptables" } else { "nftables" };
+                self.ledger.set_mode(self.config.mode);
             }
             Reload::Nonsense => {
                 self.write_config("kind: KubeProxyConfiguration\nmode: [nonsense\n")?;
@@ -413,7 +415,9 @@ impl World {
 
 impl Configuration {
     fn text(&self, kubeconfig: &Path) -> String {
-        let mode = if self.iptables { "iptables" } else { "nftables" };
+        let mode = self.mode;
+        // Mode userspace has the settings of iptables mode.
+        let section = if mode == "nftables" { mode } else { "iptables" };
         let period = match self.min_sync_period {
             0 => String::new(),
             milliseconds => format!(", minSyncPeriod: {milliseconds}ms"),
@@ -423,7 +427,7 @@ impl Configuration {
             "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: {mode}\n\
              clusterCIDR: {v4},{v6}\nnodePortAddresses: [primary]\n\
              clientConnection: {{kubeconfig: {}}}\nlogging: {{verbosity: {}}}\n\
-             {mode}: {{masqueradeAll: {}{period}}}\n",
+             {section}: {{masqueradeAll: {}{period}}}\n",
             kubeconfig.display(),
             self.verbosity,
             self.masquerade_all
