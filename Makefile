@@ -5,9 +5,10 @@ CARGO ?= scripts/cargo
 TEST_THREADS ?= 3
 DURATION ?= 10m
 SEEDS ?= 10000..100000
+MINUTES ?= 1
 BENCH ?= full
 
-.PHONY: help demo test test-uml bench lint fmt build image soak simulate other-kernel setup clean
+.PHONY: help demo test test-uml bench lint fmt build image soak simulate fuzz upgrade-test other-kernel setup clean
 
 help:
 	@echo "make demo    build, and watch Portwarden serve a small cluster in network namespaces (needs root)"
@@ -15,6 +16,8 @@ help:
 	@echo "make bench   benchmarks with their baselines; BENCH=quick for a short run (needs root)"
 	@echo "make soak    random events, faults and restarts under traffic for DURATION=$(DURATION) (needs root)"
 	@echo "make simulate    more schedules of events, faults and crashes than make test has: SEEDS=$(SEEDS)"
+	@echo "make fuzz    random input to every decoder, MINUTES=$(MINUTES) for each target (needs a nightly compiler)"
+	@echo "make upgrade-test    v0.1.0 is replaced by the present program and back, under traffic (needs root)"
 	@echo "make other-kernel    scenarios on Debian's kernels 5.10, 6.1, 6.12 and newest, in virtual machines (needs root)"
 	@echo "make test-uml    the part of make test that needs IPVS or SCTP, in user-mode Linux (needs root)"
 	@echo "make lint    format, clippy, licences"
@@ -77,6 +80,12 @@ soak: build
 simulate:
 	@echo "== simulating schedules $(SEEDS)"
 	@$(CARGO) run --quiet --locked -p portwarden-simulation --bin simulate -- $(SEEDS)
+
+fuzz:
+	@MINUTES=$(MINUTES) scripts/fuzz
+
+upgrade-test: setup
+	@scripts/upgrade-test
 
 test-uml: setup
 	@scripts/test-uml
