@@ -198,6 +198,7 @@ impl App {
     /// Runs until a signal ends the process, or the engine or the source fails.
     pub async fn run(mut self, signals: &mut Signals) -> anyhow::Result<()> {
         let mut file = ConfigFile::follow(self.options.flags.config_file());
+        self.catch_up().await;
         loop {
             tokio::select! {
                 // In this order: when the engine fails, the source ends, too, but it is not the root cause.

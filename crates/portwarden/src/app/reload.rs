@@ -58,6 +58,20 @@ impl App {
         }
     }
 
+    /// Applies what was written to the file after its first reading and before it was watched.
+    pub(super) async fn catch_up(&mut self) {
+        if self.options.flags.config_file().is_none() {
+            return;
+        }
+        let unchanged = self
+            .read_config()
+            .await
+            .is_ok_and(|loaded| reload_plan(&self.options.config, &loaded.config).is_empty());
+        if !unchanged {
+            self.reload().await;
+        }
+    }
+
     /// Reads the file on another thread: a file system that hangs must not stop the servers.
     async fn read_config(&self) -> anyhow::Result<LoadedConfig> {
         let bytes = match self.options.flags.config_file().map(str::to_owned) {

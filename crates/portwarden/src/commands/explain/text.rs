@@ -81,7 +81,9 @@ fn write_frontend(
     frontend: &ExplainedFrontend,
     kernel: &KernelCheck,
 ) {
-    let _ = writeln!(out, "    {} {}", frontend.exposure.words(), frontend.address);
+    // "node port 30080 of this node's addresses", not "node port port 30080 ...".
+    let address = frontend.address.strip_prefix("port ").unwrap_or(&frontend.address);
+    let _ = writeln!(out, "    {} {address}", frontend.exposure.words());
     let (node, elsewhere) = (&frontend.from_node, &frontend.from_elsewhere);
     if node.reason == elsewhere.reason {
         let _ = writeln!(out, "      {}", node.reason);
