@@ -44,7 +44,7 @@ pub enum Error {
     },
     /// The object file or one of its maps.
     #[error(
-        "cannot create the eBPF maps; the kernel must be 5.10 or later, and the process needs CAP_BPF and CAP_NET_ADMIN (or CAP_SYS_ADMIN)"
+        "cannot create the eBPF maps; the kernel must be 5.10 or later, and the process needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN (or CAP_SYS_ADMIN)"
     )]
     Maps(#[source] Box<EbpfError>),
     /// The kernel's verifier or a missing feature.
