@@ -160,10 +160,9 @@ impl ModelledDataplane {
         }
         for name in names {
             let wanted = desired.service(&name);
-            if wanted.is_none() {
-                memory.refused.remove(&name);
-            }
             if is_same(memory.installed.get(&name), wanted) {
+                // What was refused before is no longer wanted.
+                memory.refused.remove(&name);
                 continue;
             }
             if report.written == budget.writes {
