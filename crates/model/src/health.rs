@@ -63,6 +63,11 @@ impl ProxyHealth {
         self.families[family] = Progress { last_updated: Some(now), oldest_queued: None };
     }
 
+    /// A family is served from now on. One that was served before goes on as it was.
+    pub fn started(&mut self, family: Family, now: Instant) {
+        self.families[family].last_updated.get_or_insert(now);
+    }
+
     /// Since when the oldest change of a family waits.
     pub fn oldest_queued(&self, family: Family) -> Option<Instant> {
         self.families[family].oldest_queued
@@ -124,6 +129,16 @@ mod tests {
         assert!(!health.report(start + LIMIT, None).healthy);
         health.updated(Family::V4, start + LIMIT);
         assert!(health.report(start + LIMIT, None).healthy);
+    }
+
+    #[test]
+    fn a_family_that_starts_later_is_judged_from_then_on() {
+        let start = Instant::now();
+        let mut health = ProxyHealth::new(PERIOD);
+        health.started(Family::V6, start);
+        health.queued(Family::V6, start);
+        health.started(Family::V6, start + LIMIT);
+        assert!(!health.report(start + LIMIT, None).healthy, "starting again forgives nothing");
     }
 
     #[test]

@@ -86,7 +86,7 @@ fn a_program_that_cannot_run_is_explained_and_overcome() -> Result<()> {
 }
 
 #[test]
-fn a_family_without_iptables_is_left_out_and_a_host_without_any_is_told() -> Result<()> {
+fn a_family_without_iptables_is_left_out_and_a_host_without_any_is_reported() -> Result<()> {
     let mut rig = Rig::new()?;
     rig.use_iptables("nft")?;
     rig.objects(&[node()])?;
@@ -98,7 +98,9 @@ fn a_family_without_iptables_is_left_out_and_a_host_without_any_is_told() -> Res
     ensure!(rig.metric(&last_sync("IPv6")).is_err(), "IPv6 is not served");
     rig.kill();
     replace(&rig, "iptables", "exit 1")?;
-    let command = rig.program().args(["--proxy-mode=iptables", "--conntrack-max-per-core=0"]);
+    let manifests = format!("--manifests={}", rig.path("manifests").display());
+    let command =
+        rig.program().args([manifests.as_str(), "--proxy-mode=iptables", "--conntrack-max-per-core=0"]);
     let error = format!("{:#}", command.run().err().context("it cannot run")?);
     ensure!(error.contains("iptables is not available on this host"), "{error}");
     Ok(())

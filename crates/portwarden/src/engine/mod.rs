@@ -444,6 +444,8 @@ impl Engine {
         self.announce_modes();
         self.forget_unserved_families();
         for family in self.syncs.families() {
+            // A family that the last mode did not serve may never succeed; health must show that.
+            self.health.started(family, now.instant);
             self.request(family, now);
         }
     }

@@ -72,6 +72,11 @@ impl SharedHealth {
         self.state().proxy.oldest_queued(family)
     }
 
+    /// A family is served from now on.
+    pub fn started(&self, family: Family, now: Instant) {
+        self.state().proxy.started(family, now);
+    }
+
     /// A family is no longer served.
     pub fn stopped(&self, family: Family) {
         self.state().proxy.stopped(family);

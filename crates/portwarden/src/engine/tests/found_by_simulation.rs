@@ -52,17 +52,40 @@ fn a_failed_sync_without_notifications_is_followed_by_a_comparison() {
 
 /// Replaces the mode by one that serves IPv4 only.
 fn serve_v4_only(bench: &mut Bench) -> Strings {
-    let fresh = Strings::default();
+    serve(bench, &[Family::V4]).remove(0)
+}
+
+/// Replaces the mode by one that serves these families.
+fn serve(bench: &mut Bench, families: &[Family]) -> Vec<Strings> {
+    let fresh: Vec<Strings> = families.iter().map(|_| Strings::default()).collect();
+    let dataplanes = families
+        .iter()
+        .zip(&fresh)
+        .map(|(family, strings)| fake(*family, "second", strings, &bench.time, MILLI))
+        .collect();
     bench.engine.take(Message::Reconfigure(Box::new(Reconfiguration {
         settings: Settings::new("here"),
         pacing: PacerConfig::default(),
         dataplanes: Some(Replacement {
             words: words("second"),
-            dataplanes: vec![fake(Family::V4, "second", &fresh, &bench.time, MILLI)],
+            dataplanes,
             remove_leftovers: Some(Box::new(|| {})),
         }),
     })));
     fresh
+}
+
+#[test]
+fn a_family_that_a_reload_adds_is_judged_before_its_first_success() {
+    let mut bench = Bench::synced(web());
+    serve_v4_only(&mut bench);
+    bench.pass(SECOND);
+    let fresh = serve(&mut bench, &Family::BOTH);
+    for _ in 0..1000 {
+        fresh[1].reply(Reply::Fail("busy"));
+    }
+    bench.pass(300 * SECOND);
+    assert!(!bench.health.report(bench.time.now().instant).0.healthy);
 }
 
 #[test]
