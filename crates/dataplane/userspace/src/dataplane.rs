@@ -2,7 +2,7 @@
 
 mod family;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -20,8 +20,9 @@ use crate::ports::Ports;
 use crate::redirect::{Redirect, RedirectError, Settings, iptables, nftables};
 use family::FamilyState;
 
-/// A reload drops a dataplane just before the next one writes its rules, so the sockets stay open this long in any case.
-const GRACE: Duration = Duration::from_secs(1);
+/// A reload drops a dataplane just before the next one opens its sockets, which takes a while on a busy node. The old sockets stay open this
+/// long in any case.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// How often a dataplane that was dropped looks whether it is still needed.
 const CHECK: Duration = Duration::from_millis(200);
@@ -145,15 +146,16 @@ impl Userspace {
 impl Drop for Userspace {
     fn drop(&mut self) {
         let Userspace { context, families } = self;
-        let own = context.workers.all().len();
         for state in [&mut families.v4, &mut families.v6] {
-            let addresses: Vec<SocketAddr> = state.listening().collect();
+            let known = state.known_listeners();
             let changes = context.redirect.change_descriptor().map(Arc::new);
             let open = std::mem::replace(state, FamilyState::new(state.family()));
             let limits = context.shared.limits.clone();
             context.workers.linger(open, async move {
                 let grace = Instant::now() + GRACE;
-                let taken_over = || addresses.iter().all(|address| listening(*address) > own);
+                // A process before us may still have its sockets open: only newer ones are a successor's.
+                let taken_over =
+                    || known.iter().all(|(address, known)| !listening(*address).is_subset(known));
                 while !taken_over() && (Instant::now() < grace || !limits.is_idle()) {
                     match &changes {
                         // The next one writes its rules after it has opened its sockets.

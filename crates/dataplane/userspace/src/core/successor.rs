@@ -1,5 +1,6 @@
 //! Whether the next process listens on our ports already.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
@@ -7,19 +8,19 @@ use std::net::{IpAddr, SocketAddr};
 /// The kernel's number for the state of a listening socket.
 const LISTENING: &str = "0A";
 
-/// Sockets that listen on this address in the network namespace of the calling thread, of any process.
-pub(crate) fn listening(address: SocketAddr) -> usize {
+/// The inodes of the sockets that listen on this address in the network namespace of the calling thread, of any process.
+pub(crate) fn listening(address: SocketAddr) -> BTreeSet<u64> {
     let path = if address.is_ipv4() { "/proc/thread-self/net/tcp" } else { "/proc/thread-self/net/tcp6" };
-    let Ok(file) = File::open(path) else { return 0 };
+    let Ok(file) = File::open(path) else { return BTreeSet::new() };
     let wanted = kernel_text(address);
     let lines = BufReader::new(file).lines().map_while(Result::ok).skip(1);
     // Listening sockets come first; connections may be many.
     let listening = lines.map_while(|line| {
         let mut words = line.split_ascii_whitespace().skip(1).map(str::to_owned);
         let (local, _, state) = (words.next()?, words.next()?, words.next()?);
-        (state == LISTENING).then_some(local)
+        (state == LISTENING).then(|| Some((local, words.nth(5)?.parse().ok()?)))?
     });
-    listening.filter(|local| *local == wanted).count()
+    listening.filter(|(local, _)| *local == wanted).map(|(_, inode)| inode).collect()
 }
 
 /// An address as `/proc/net/tcp` writes it: words in the order of the host.
@@ -35,6 +36,9 @@ fn kernel_text(address: SocketAddr) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     #[test]
@@ -42,9 +46,12 @@ mod tests {
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let listener = std::net::TcpListener::bind(address).expect("binds");
             let address = listener.local_addr().expect("bound");
-            assert_eq!(listening(address), 1, "{address}");
+            let file = File::from(OwnedFd::from(listener.try_clone().expect("a second descriptor")));
+            let inode = file.metadata().expect("a socket").ino();
+            drop(file);
+            assert_eq!(listening(address), BTreeSet::from([inode]), "{address}");
             drop(listener);
-            assert_eq!(listening(address), 0, "{address}");
+            assert_eq!(listening(address), BTreeSet::new(), "{address}");
         }
     }
 }

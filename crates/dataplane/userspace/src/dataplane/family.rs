@@ -43,6 +43,8 @@ struct Sockets {
     /// Bound and listening, but nothing accepts yet: connections wait until routes are known.
     waiting: Vec<(Origin, Sharing, Vec<StdListener>)>,
     listeners: Vec<Listener>,
+    /// The addresses, each with the inodes of all sockets that listened there when ours had been opened: ours, and those of processes before.
+    known: Vec<(SocketAddr, BTreeSet<u64>)>,
 }
 
 /// A Service as it is served.
@@ -88,6 +90,11 @@ impl FamilyState {
     pub(super) fn listening(&self) -> impl Iterator<Item = SocketAddr> + '_ {
         let address = |sockets: &Sockets, port: &u16| SocketAddr::new(sockets.ip, *port);
         self.sockets.iter().flat_map(move |s| s.ports.values().map(move |port| address(s, port)))
+    }
+
+    /// The addresses of the TCP listeners, each with the inodes of the sockets that listened there when ours had been opened.
+    pub(super) fn known_listeners(&self) -> Vec<(SocketAddr, BTreeSet<u64>)> {
+        self.sockets.as_ref().map_or_else(Vec::new, |sockets| sockets.known.clone())
     }
 
     /// Sockets first, then the rules that lead to them, then what is no longer needed: no connection ever meets a closed port.
@@ -393,7 +400,13 @@ impl FamilyState {
     }
 
     fn listen(&self, context: &mut Context, ip: IpAddr) -> io::Result<Sockets> {
-        let mut sockets = Sockets { ip, ports: BTreeMap::new(), waiting: Vec::new(), listeners: Vec::new() };
+        let mut sockets = Sockets {
+            ip,
+            ports: BTreeMap::new(),
+            waiting: Vec::new(),
+            listeners: Vec::new(),
+            known: Vec::new(),
+        };
         for origin in Origin::BOTH {
             let kept = self.recovered.as_ref().and_then(|recovered| recovered.tcp.get(&origin).copied());
             let open = |port, sharing| {
@@ -407,6 +420,8 @@ impl FamilyState {
             for _ in 1..context.workers.all().len() {
                 of_workers.push(listen(SocketAddr::new(ip, port), Sharing::Existing)?);
             }
+            let address = SocketAddr::new(ip, port);
+            sockets.known.push((address, listening(address)));
             let sharing = if kept == Some(port) { Sharing::Existing } else { Sharing::New };
             sockets.waiting.push((origin, sharing, of_workers));
         }
@@ -430,7 +445,7 @@ impl FamilyState {
     fn await_predecessor(&self, context: &Context) {
         let own = context.workers.all().len();
         for _ in 0..PREDECESSOR_CHECKS {
-            if self.listening().all(|address| listening(address) <= own) {
+            if self.listening().all(|address| listening(address).len() <= own) {
                 return;
             }
             std::thread::sleep(PREDECESSOR_INTERVAL);
