@@ -102,7 +102,7 @@ fn a_family_without_iptables_is_left_out_and_a_host_without_any_is_reported() ->
     let command =
         rig.program().args([manifests.as_str(), "--proxy-mode=iptables", "--conntrack-max-per-core=0"]);
     let error = format!("{:#}", command.run().err().context("it cannot run")?);
-    ensure!(error.contains("iptables is not available on this host"), "{error}");
+    ensure!(error.contains("mode iptables cannot be used on this host"), "{error}");
     Ok(())
 }
 
