@@ -61,7 +61,7 @@ mod tests {
         tokio::net::TcpStream::connect(address).await.is_ok()
     }
 
-    /// Nobody accepts them yet; with the kernel's default of 128 the later ones would wait for a second attempt.
+    /// Nothing accepts them yet; with the kernel's default of 128 the later ones would wait for a second attempt.
     #[tokio::test]
     async fn hundreds_of_connections_can_wait_to_be_accepted() {
         let listener = bind("127.0.0.1:0".parse().expect("an address"), Sockets::OneFamily).expect("binds");
