@@ -233,13 +233,15 @@ impl<'a> Oracle<'a> {
                 && self.desired(packet).node.pod_traffic == PodTraffic::Unknown;
             filtered || masquerade_all || by_origin
         };
+        // A client with session affinity has one endpoint at all frontends of the port, as long as the Service stays as it is.
         let pools: BTreeSet<bool> = port
-            .active_frontends()
-            .filter(|frontend| matches!(frontend.from_node, Verdict::Forward(_)))
-            .map(|frontend| frontend.from_node == Verdict::Forward(PoolKind::Local))
+            .frontends
+            .iter()
+            .map(|frontend| {
+                frontend.exposure == Exposure::ClusterIp && frontend.policy == TrafficPolicy::Local
+            })
             .collect();
-        // A client with session affinity has one endpoint at all frontends of the port.
-        let split = port.affinity.is_some() && (port.active_frontends().any(left) || pools.len() > 1);
+        let split = port.affinity.is_some() && (port.frontends.iter().any(left) || pools.len() > 1);
         self.mode.at_sockets
             && self.starts_here(packet)
             && packet.transport != Transport::Sctp

@@ -1,7 +1,8 @@
 //! Random clusters on every dataplane: random packets through the real kernel end as the oracle says, also after random changes
 //! and a restart.
 //!
-//! `PORTWARDEN_RANDOM_CASES` sets how many clusters are tried on each dataplane, `PORTWARDEN_RANDOM_SEED` repeats a run.
+//! A plain run tries the same clusters each time, so that a failure comes from the change under test. `PORTWARDEN_RANDOM_SEED` tries
+//! others: a number, which a failure prints, or `any`. `PORTWARDEN_RANDOM_CASES` sets how many are tried on each dataplane.
 
 mod candidates;
 
@@ -16,7 +17,7 @@ use portwarden_model::{Family, PortName};
 use portwarden_testkit::oracle::{Expected, Packet};
 use portwarden_testkit::probe::{Outcome, Probe};
 use portwarden_testkit::random::{self, Change, History, PODS, REMOTE_POD_COUNT, TARGET_PORTS};
-use portwarden_testkit::rig::{Candidate, Rig};
+use portwarden_testkit::rig::{Candidate, Object, Rig};
 use portwarden_testkit::topology::PodNetwork;
 use portwarden_testkit::topology::addresses::{NODE, NODE_SECONDARY, POD_BRIDGE, SERVICE_CIDR, VIPS};
 use portwarden_testkit::{Host, Topology, Transport};
@@ -26,6 +27,7 @@ use proptest::sample::Index;
 use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
 
 const CASES: u32 = 10;
+const SEED: u64 = 1;
 const PACKETS: usize = 40;
 /// How many times the cluster changes.
 const CHANGES: usize = 3;
@@ -91,7 +93,10 @@ fn try_clusters(candidate: Candidate) {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect(name));
     let cases = number("PORTWARDEN_RANDOM_CASES")
         .map_or(CASES, |cases| u32::try_from(cases).expect("a small number"));
-    let seed = number("PORTWARDEN_RANDOM_SEED").unwrap_or_else(any_seed);
+    let seed = match std::env::var("PORTWARDEN_RANDOM_SEED") {
+        Ok(any) if any == "any" => any_seed(),
+        _ => number("PORTWARDEN_RANDOM_SEED").unwrap_or(SEED),
+    };
     let config = Config { cases, max_shrink_iters: 40, failure_persistence: None, ..Config::default() };
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
@@ -102,15 +107,17 @@ fn try_clusters(candidate: Candidate) {
     match outcome {
         Ok(()) => {}
         Err(TestError::Fail(reason, (history, shots))) => panic!(
-            "{}: PORTWARDEN_RANDOM_SEED={seed}: {reason}\nsmallest history: {history:#?}\n{} packets",
+            // The reason comes last: logs are cut at the beginning.
+            "{}: smallest history: {history:#?}\n{} packets\n{}: PORTWARDEN_RANDOM_SEED={seed}: {reason}",
             candidate.name,
-            shots.len()
+            shots.len(),
+            candidate.name
         ),
         Err(TestError::Abort(reason)) => panic!("gave up: {reason}"),
     }
 }
 
-/// Another one for every run: the standard library's hashers start from random keys.
+/// The standard library's hashers start from random keys.
 fn any_seed() -> u64 {
     RandomState::new().hash_one(())
 }
@@ -132,6 +139,9 @@ fn try_cluster(candidate: Candidate, history: &History, shots: &[Shot]) -> Resul
         }
         rig.sync().with_context(|| format!("step {number}"))?;
         memory.forget_what_is_gone(&rig);
+        if candidate.mode.at_sockets {
+            memory.forget_changed_services(changes);
+        }
         fire(&rig, shots, &mut memory).with_context(|| format!("after step {number}"))?;
     }
     rig.restart()?;
@@ -281,6 +291,15 @@ impl Memory {
         ensure!(sticks, "not sticky: {outcome}, bound to {bound:?}");
         bound.insert(answer.endpoint);
         Ok(())
+    }
+
+    /// A Service that changes may move from programs at sockets to nftables or back. Each remembers clients by itself.
+    fn forget_changed_services(&mut self, changes: &[Change]) {
+        for change in changes {
+            if let Change::Apply(Object::Service(service)) = change {
+                self.bound.retain(|(port, _), _| port.service.name() != service.metadata.name);
+            }
+        }
     }
 
     /// Endpoints that are taken out forget their clients, whether or not they come back.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use portwarden_model::{
     Exposure, Family, Frontend, LoopbackNodePorts, Masquerade, NodePortAddresses, NodeView, PodTraffic,
-    PoolKind, Protocol, ProxiedPort, Verdict,
+    PoolKind, Protocol, ProxiedPort, TrafficPolicy, Verdict,
 };
 
 use crate::layout::Key;
@@ -50,14 +50,15 @@ pub(crate) fn wanted(node: &NodeView, node_addresses: &[IpAddr], port: &ProxiedP
 }
 
 /// Whether a client would be remembered in several places. With session affinity, all frontends of a port lead it to the same endpoint.
+///
+/// Only what the Service says counts, not which endpoints there are or which other Service wants the same address: a port that
+/// moves from the programs to nftables or back forgets its clients.
 fn is_affinity_split(node: &NodeView, port: &ProxiedPort) -> bool {
-    let mut left = port.active_frontends().filter(|frontend| is_left_to_nftables(node, port, frontend));
-    let mut pools = port.active_frontends().filter_map(|frontend| match frontend.from_node {
-        Verdict::Forward(kind) => Some(kind),
-        Verdict::Reject | Verdict::Drop => None,
-    });
-    let first = pools.next();
-    left.next().is_some() || pools.any(|kind| Some(kind) != first)
+    let is_local = |frontend: &Frontend| {
+        frontend.exposure == Exposure::ClusterIp && frontend.policy == TrafficPolicy::Local
+    };
+    let pools_differ = port.frontends.iter().any(is_local) && !port.frontends.iter().all(is_local);
+    pools_differ || port.frontends.iter().any(|frontend| is_left_to_nftables(node, port, frontend))
 }
 
 fn is_left_to_nftables(node: &NodeView, port: &ProxiedPort, frontend: &Frontend) -> bool {
@@ -182,6 +183,8 @@ mod tests {
         let filtered = web().affinity(600).vip("203.0.113.1").source_range("198.51.100.0/24");
         assert_eq!(records(settings(), filtered, true), []);
         assert_eq!(records(settings(), web().affinity(600), true).len(), 2);
+        // No endpoint is on this node: only the node port has one to offer, and still nftables serves it.
+        assert_eq!(records(settings(), web().affinity(600).internal_policy_local(), true), []);
     }
 
     #[test]
