@@ -137,7 +137,7 @@ fn write() -> impl Strategy<Value = Write> {
 
 impl Write {
     /// Does it; gives the name of an object that may be missed from now on.
-    fn carry_out(self, server: &ApiServer) -> Option<String> {
+    fn perform(self, server: &ApiServer) -> Option<String> {
         match self {
             Write::Service(number, content) => {
                 let built = service(&format!("s{number}")).port(port(80 + u16::from(content)));
@@ -194,11 +194,11 @@ fn start(tls: bool, behave: impl FnOnce(&mut Behaviour)) -> ApiServer {
     server.load([service("stable").cluster_ip("10.96.1.1").port(port(80))]);
     server.load([slice("stable", "stable-1").port(port(8080)).endpoint(endpoint("10.244.1.1").on(NODE))]);
     for number in 0..4 {
-        Write::Service(number, number + 1).carry_out(&server);
-        Write::Slice(number, number + 1).carry_out(&server);
+        Write::Service(number, number + 1).perform(&server);
+        Write::Slice(number, number + 1).perform(&server);
     }
-    Write::Node(1).carry_out(&server);
-    Write::Cidr(0, 96).carry_out(&server);
+    Write::Node(1).perform(&server);
+    Write::Cidr(0, 96).perform(&server);
     server.apply(node("node-b").ip("192.0.2.200"));
     server
 }
@@ -267,7 +267,7 @@ async fn play(case: Case) -> Result<Vec<Duration>, TestCaseError> {
     let mut may_be_missed = BTreeSet::new();
     for (pause, write) in case.writes {
         follower.pass(pause).await;
-        may_be_missed.extend(write.carry_out(&server));
+        may_be_missed.extend(write.perform(&server));
     }
     server.set_schedule(Schedule::healthy());
     let objects = expected(&server);
@@ -359,10 +359,10 @@ async fn endure(tls: bool, fault: Fault, healthy_first: bool) -> Rate {
     server.disconnect();
     for content in 0..60u8 {
         follower.pass(MINUTE / 4).await;
-        Write::Service(content % 4, content).carry_out(&server);
-        Write::Slice(content % 4, content).carry_out(&server);
-        Write::Node(content).carry_out(&server);
-        Write::Cidr(0, content).carry_out(&server);
+        Write::Service(content % 4, content).perform(&server);
+        Write::Slice(content % 4, content).perform(&server);
+        Write::Node(content).perform(&server);
+        Write::Cidr(0, content).perform(&server);
     }
     let requests: Vec<Duration> = server.requests().iter().map(|request| request.at).collect();
     let attempts = if fault.is_of_connections() { server.connections() } else { requests };

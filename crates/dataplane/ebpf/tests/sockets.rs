@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use common::{Node, PATIENCE, client, echo};
+use common::{Node, TIMEOUT, client, echo};
 use portwarden_testkit::Host;
 use portwarden_testkit::build::{ServiceBuilder, port, service};
 
@@ -54,7 +54,7 @@ fn serve_tcp(host: &Host, number: u16) -> Result<()> {
 fn connect(host: &Host, to: SocketAddr) -> Result<(TcpStream, String)> {
     let _inside = host.namespace().enter()?;
     let mut stream = TcpStream::connect(to).with_context(|| format!("connecting to {to}"))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok((stream, answer))

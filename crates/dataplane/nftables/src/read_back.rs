@@ -25,7 +25,7 @@ pub struct ReadBack {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owner {
-    Nobody,
+    Missing,
     Ours,
     Other,
 }
@@ -42,7 +42,7 @@ impl ReadBack {
         let mut kernel = Kernel::open(family, TABLE).map_err(|source| Error::Open { family, source })?;
         let sets = Sets::new(kernel.table(), family);
         let owner = match kernel.inspect(&sets).map_err(|source| Error::Read { family, source })? {
-            Found::Nothing => Owner::Nobody,
+            Found::Nothing => Owner::Missing,
             Found::Ours { .. } => Owner::Ours,
             Found::Other => Owner::Other,
         };
@@ -53,7 +53,9 @@ impl ReadBack {
     pub fn frontend(&mut self, key: &FrontendKey) -> Result<ObservedFrontend, Error> {
         let mut observed = ObservedFrontend::not_served();
         match self.owner {
-            Owner::Nobody => observed.evidence.push(format!("there is no table {TABLE} for {}", self.family)),
+            Owner::Missing => {
+                observed.evidence.push(format!("there is no table {TABLE} for {}", self.family));
+            }
             Owner::Other => {
                 observed
                     .evidence

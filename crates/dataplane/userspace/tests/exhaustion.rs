@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
-use support::{CLUSTER_IP, PATIENCE, ask, counted, on_node, start, wait_until, web};
+use support::{CLUSTER_IP, TIMEOUT, ask, counted, on_node, start, wait_until, web};
 
 #[test]
 fn accepting_pauses_and_goes_on() -> Result<()> {
@@ -53,7 +53,7 @@ fn accepting_pauses_and_goes_on() -> Result<()> {
         wait_until("service as before", || Ok(ask(service) == Some(b'a')))?;
         // Each client was served or reset; none hangs.
         for client in &mut clients {
-            client.set_read_timeout(Some(PATIENCE))?;
+            client.set_read_timeout(Some(TIMEOUT))?;
             let outcome = client.read(&mut [0]);
             let waited = outcome.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
             ensure!(!waited, "a client hangs");

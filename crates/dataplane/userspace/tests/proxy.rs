@@ -16,8 +16,8 @@ use portwarden_testkit::Namespace;
 use portwarden_testkit::build::port;
 use portwarden_userspace::{Drain, Options, Userspace};
 use support::{
-    CLUSTER_IP, NODE, PATIENCE, ask, connect, counted, echo, letter, on_node, service_with, start,
-    wait_until, web,
+    CLUSTER_IP, NODE, TIMEOUT, ask, connect, counted, echo, letter, on_node, service_with, start, wait_until,
+    web,
 };
 
 fn service() -> SocketAddr {
@@ -171,7 +171,7 @@ fn nothing_reaches_the_sockets_but_through_the_rules() -> Result<()> {
             let client = UdpSocket::bind((NODE, 0))?;
             client.connect(socket)?;
             client.send(b"x")?;
-            client.set_read_timeout(Some(PATIENCE))?;
+            client.set_read_timeout(Some(TIMEOUT))?;
             let error = client.recv(&mut [0]).err().with_context(|| format!("{socket} answers"))?;
             ensure!(error.kind() == ErrorKind::ConnectionRefused, "{socket}: {error}");
         }
@@ -194,7 +194,7 @@ fn datagrams_of_every_size_come_back_from_the_address_that_was_asked() -> Result
         node.apply(web("UDP", &["10.244.0.10"]))?;
         // Not connected: the kernel would hide replies from another address.
         let client = UdpSocket::bind((NODE, 0))?;
-        client.set_read_timeout(Some(PATIENCE))?;
+        client.set_read_timeout(Some(TIMEOUT))?;
         let mut buffer = vec![0; 65_536];
         for size in [0, 1, 512, 4097, 9000, 65_507] {
             let sent = vec![7; size];
@@ -301,7 +301,7 @@ fn a_udp_session_that_waits_for_its_first_reply_is_not_cut() -> Result<()> {
         let (mut node, _) = start(|_| {})?;
         node.apply(web("UDP", &["10.244.0.10"]))?;
         let client = UdpSocket::bind((NODE, 0))?;
-        client.set_read_timeout(Some(PATIENCE))?;
+        client.set_read_timeout(Some(TIMEOUT))?;
         client.send_to(b"slow", service())?;
         let mut buffer = [0; 16];
         let (length, from) = client.recv_from(&mut buffer)?;

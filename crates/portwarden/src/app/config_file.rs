@@ -120,10 +120,10 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     async fn changes(file: &mut ConfigFile) -> bool {
-        tokio::time::timeout(PATIENCE, file.changed()).await.is_ok()
+        tokio::time::timeout(TIMEOUT, file.changed()).await.is_ok()
     }
 
     fn text(path: &Path) -> &str {

@@ -21,7 +21,7 @@ use crate::engine::{Handle, Message, Moment};
 use crate::http::{Answer, Handler, Request, compressible, json, with_header};
 
 /// How long a request waits for the engine.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Requests that may wait for the engine at the same time.
 const WAITING: usize = 8;
@@ -218,7 +218,7 @@ impl Introspection {
             }
             drop(permit);
         })));
-        match tokio::time::timeout(PATIENCE, answer).await {
+        match tokio::time::timeout(TIMEOUT, answer).await {
             Ok(Ok(answer)) if sent => Ok(answer),
             _ => Err(self.engine_failure()),
         }

@@ -130,10 +130,10 @@ mod tests {
     #[test]
     fn patterns_match_names_or_paths() {
         let pattern = |file: &str| Pattern { file: file.to_owned(), verbosity: 4 };
-        assert!(pattern("lane").matches("crates/portwarden/src/engine/lane.rs"));
-        assert!(pattern("l?n*").matches("src/engine/lane.rs"));
-        assert!(!pattern("lane").matches("src/engine/lanes.rs"));
-        assert!(pattern("*/engine/*").matches("src/engine/lane.rs"));
-        assert!(!pattern("*/engine/*").matches("src/health/lane.rs"));
+        assert!(pattern("pace").matches("crates/portwarden/src/engine/pace.rs"));
+        assert!(pattern("p?c*").matches("src/engine/pace.rs"));
+        assert!(!pattern("pace").matches("src/engine/pacer.rs"));
+        assert!(pattern("*/engine/*").matches("src/engine/pace.rs"));
+        assert!(!pattern("*/engine/*").matches("src/health/pace.rs"));
     }
 }

@@ -224,11 +224,11 @@ fn route(shared: &Arc<Shared>, asked: Asked<'_>, request_body: &[u8]) -> Answer 
         Target::parse(asked.path).ok().filter(|target| !behaviour.missing.contains(&target.resource));
     let Some(target) = target else { return Answer::text(404, "text/plain", "404 page not found\n") };
     let media = asked.media;
-    carry_out(shared, &behaviour, &target, asked, request_body)
+    perform(shared, &behaviour, &target, asked, request_body)
         .unwrap_or_else(|refusal| Answer::refusal(media, &refusal))
 }
 
-fn carry_out(
+fn perform(
     shared: &Arc<Shared>,
     behaviour: &Behaviour,
     target: &Target,

@@ -18,7 +18,7 @@ use portwarden_testkit::rig::{Candidate, Rig};
 use portwarden_testkit::topology::addresses::{NODE, SERVICE_CIDR};
 use portwarden_testkit::{Host, Namespace, Topology, bpf};
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The node under test, with what the engine would hold.
 pub(crate) struct Node {
@@ -184,7 +184,7 @@ pub(crate) fn open(namespace: &Namespace, address: SocketAddr) -> Result<UdpSock
 pub(crate) fn client(host: &Host, to: SocketAddr) -> Result<UdpSocket> {
     let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = open(host.namespace(), any.parse()?)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(TIMEOUT))?;
     Ok(socket)
 }
 

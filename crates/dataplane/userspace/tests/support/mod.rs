@@ -18,7 +18,7 @@ use portwarden_testkit::rig::Object;
 use portwarden_userspace::{Counters, Drain, Options, Userspace};
 
 /// Long enough for anything; nothing waits for it when all is well.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A cluster of one node, whose dataplane runs in the namespace of the test.
 pub(crate) struct Node<D> {
@@ -171,8 +171,8 @@ fn serve_echo(mut stream: TcpStream, letter: u8) -> std::io::Result<()> {
 }
 
 pub(crate) fn connect(to: SocketAddr) -> std::io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&to, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let stream = TcpStream::connect_timeout(&to, TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     Ok(stream)
 }
 
@@ -189,7 +189,7 @@ pub(crate) fn ask(to: SocketAddr) -> Option<u8> {
 
 /// Waits until a condition holds.
 pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while !holds()? {
         ensure!(Instant::now() < until, "waited in vain for {what}");
         thread::sleep(Duration::from_millis(5));
