@@ -20,8 +20,8 @@ use crate::ports::Ports;
 use crate::redirect::{Redirect, RedirectError, Settings, iptables, nftables};
 use family::FamilyState;
 
-/// A reload drops a dataplane just before the next one opens its sockets, which takes a while on a busy node. The old sockets stay open this
-/// long in any case.
+/// How long sockets stay open after their dataplane was dropped or the node got another address. A reload drops a dataplane just before the next one opens
+/// its sockets, which takes a while on a busy node; and connections that were redirected before may still be under way.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// How often a dataplane that was dropped looks whether it is still needed.

@@ -14,7 +14,7 @@ use portwarden_netlink::IpFamily;
 use portwarden_netlink::route::{Route, scope};
 use tracing::{debug, info, warn};
 
-use super::Context;
+use super::{Context, GRACE};
 use crate::core::{Listener, Sharing, Target, UdpListener, UdpRoute, bind_udp, listen, listening};
 use crate::error::Error;
 use crate::flows::StaleFlows;
@@ -32,6 +32,8 @@ pub(super) struct FamilyState {
     routes: Arc<Routes>,
     recovered: Option<Recovered>,
     sockets: Option<Sockets>,
+    /// Sockets on addresses that the node had before, to which the kernel's rules may still lead.
+    retired: Vec<Sockets>,
     services: HashMap<NamespacedName, ServiceState>,
 }
 
@@ -78,6 +80,7 @@ impl FamilyState {
             routes: Arc::default(),
             recovered: None,
             sockets: None,
+            retired: Vec::new(),
             services: HashMap::new(),
         }
     }
@@ -105,9 +108,9 @@ impl FamilyState {
         changes: &Changes,
     ) -> Result<Report, Error> {
         self.recover(context)?;
-        // Sockets on another address are closed when no rule leads to them any more.
-        let old_sockets = self.open_sockets(context, &desired.node, changes);
-        let mut full = changes.full || old_sockets.is_some() || !context.redirect.in_step(self.family);
+        let first = self.sockets.is_none();
+        let opened = self.open_sockets(context, &desired.node, changes);
+        let mut full = changes.full || opened || !context.redirect.in_step(self.family);
         let outcome = loop {
             match self.apply(context, desired, changes, full) {
                 Err(Error::Commit { source, .. }) if !full && source.is_out_of_step() => {
@@ -117,8 +120,15 @@ impl FamilyState {
                 outcome => break outcome,
             }
         };
-        if outcome.is_ok() && old_sockets.is_some() {
-            self.await_predecessor(context);
+        if outcome.is_ok() {
+            if !self.retired.is_empty() {
+                // No rule leads there any more, but connections may be under way.
+                let retired = std::mem::take(&mut self.retired);
+                context.workers.linger(retired, async { tokio::time::sleep(GRACE).await });
+            }
+            if opened && first {
+                self.await_predecessor(context);
+            }
         }
         outcome
     }
@@ -354,25 +364,21 @@ impl FamilyState {
         Ok(())
     }
 
-    /// Listens on the node's address. Returns the sockets before, if that is another address now.
-    fn open_sockets(
-        &mut self,
-        context: &mut Context,
-        node: &NodeView,
-        changes: &Changes,
-    ) -> Option<Option<Sockets>> {
+    /// Listens on the node's address. Returns whether that is another one now.
+    fn open_sockets(&mut self, context: &mut Context, node: &NodeView, changes: &Changes) -> bool {
         if self.sockets.is_some() && !changes.node && !changes.full {
-            return None;
+            return false;
         }
         let present = self.sockets.as_ref().map(|sockets| sockets.ip);
         for ip in self.addresses(context, node) {
             if present == Some(ip) {
-                return None;
+                return false;
             }
             match self.listen(context, ip) {
                 Ok(sockets) => {
                     info!(ipFamily = %self.family, address = %ip, "Redirecting connections of Services to this address");
-                    return Some(self.sockets.replace(sockets));
+                    self.retired.extend(self.sockets.replace(sockets));
+                    return true;
                 }
                 Err(error) => {
                     debug!(ipFamily = %self.family, address = %ip, err = %error, "Cannot listen on an address");
@@ -380,7 +386,7 @@ impl FamilyState {
             }
         }
         // Better the address that was good before than none.
-        None
+        false
     }
 
     /// The addresses to listen on, the best first: the bind address, or the node's, or any other of the host.
@@ -408,7 +414,7 @@ impl FamilyState {
             known: Vec::new(),
         };
         for origin in Origin::BOTH {
-            let kept = self.recovered.as_ref().and_then(|recovered| recovered.tcp.get(&origin).copied());
+            let kept = self.kept_port(origin);
             let open = |port, sharing| {
                 let socket = listen(SocketAddr::new(ip, port), sharing)?;
                 let port = socket.local_addr()?.port();
@@ -426,6 +432,12 @@ impl FamilyState {
             sockets.waiting.push((origin, sharing, of_workers));
         }
         Ok(sockets)
+    }
+
+    /// The port of the listener before, on another address or of another process.
+    fn kept_port(&self, origin: Origin) -> Option<u16> {
+        let own = self.sockets.as_ref().and_then(|sockets| sockets.ports.get(&origin));
+        own.or_else(|| self.recovered.as_ref()?.tcp.get(&origin)).copied()
     }
 
     /// Starts to accept on sockets that only waited so far.

@@ -96,6 +96,15 @@ impl<O: Ord + Clone> Ledger<O> {
     }
 }
 
+impl<O: Ord + Clone> Difference<O> {
+    /// What is left to write of all objects if the kernel has these already.
+    pub(crate) fn beyond(mut self, present: &BTreeSet<O>) -> Self {
+        self.gone = present.difference(&self.added).cloned().collect();
+        self.added.retain(|object| !present.contains(object));
+        self
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,7 +1,8 @@
-//! Redirection by nf_tables: a table of our own in each family, replaced in one transaction or changed element by element.
+//! Redirection by nf_tables: a table of our own in each family, changed in one transaction.
 
 mod chains;
 mod expressions;
+mod present;
 mod sets;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +19,7 @@ use portwarden_netlink::{Errno, Error};
 use super::ledger::{Difference, Draft, Ledger};
 use super::{Origin, Recovered, ServiceRules, Settings, Written};
 use chains::Chains;
+use present::Present;
 use sets::{Element, SetId};
 
 /// The table's name in both families.
@@ -101,19 +103,42 @@ impl Nftables {
         let fresh = services.iter().map(|(name, rules)| (name, rules.as_ref().map(sets::elements)));
         let draft = Draft { node: node_elements, services: fresh.collect() };
         let full = full || !table.in_step;
-        let (transaction, difference) = if full {
-            let all = Ledger::everything(&draft);
-            (table.replacement(&chains, &all), all)
+        let (objects, missed_notifications, difference) = if full {
+            self.write_everything(family, &chains, &draft)?
         } else {
             let difference = table.ledger.difference(&draft);
-            (table.changes(&chains, &difference), difference)
+            let transaction = table.changes(&chains, &difference);
+            (count(&transaction), self.commit(&transaction)?, difference)
         };
-        let objects = transaction.len() + transaction.element_count();
-        let missed_notifications = self.commit(&transaction)?;
         let table = &mut self.tables[family];
         table.ledger.accept(draft, difference);
         (table.chains, table.in_step) = (chains, true);
         Ok(Written { objects, full, missed_notifications })
+    }
+
+    /// Changes what differs from what the kernel has; without a table of our layout, or if another process changes it meanwhile, replaces
+    /// the table. Returns the objects written, whether notifications were missed, and the difference to an empty table.
+    fn write_everything(
+        &mut self,
+        family: Family,
+        chains: &Chains,
+        draft: &Draft<'_, Element>,
+    ) -> Result<(usize, bool, Difference<Element>), Error> {
+        let table = &mut self.tables[family];
+        if let Some(present) = Present::read(&mut self.client, &table.id, &table.sets, chains.keys())? {
+            table.chains = present.chains;
+            let difference = Ledger::everything(draft).beyond(&present.elements);
+            let transaction = self.tables[family].changes(chains, &difference);
+            match self.commit(&transaction) {
+                Ok(missed) => return Ok((count(&transaction), missed, difference)),
+                Err(error) if !is_out_of_step(&error) => return Err(error),
+                Err(_) => {}
+            }
+        }
+        let difference = Ledger::everything(draft);
+        let transaction = self.tables[family].replacement(chains, &difference);
+        let missed = self.commit(&transaction)?;
+        Ok((count(&transaction), missed, difference))
     }
 
     /// Whether the rules of a family can be changed element by element.
@@ -174,6 +199,11 @@ impl Nftables {
     }
 }
 
+/// Objects and elements that a transaction writes.
+fn count(transaction: &Transaction) -> usize {
+    transaction.len() + transaction.element_count()
+}
+
 /// Whether an error means that the kernel does not have what we think it has.
 pub(crate) fn is_out_of_step(error: &Error) -> bool {
     let Error::Rejected(rejected) = error else { return false };
@@ -194,7 +224,7 @@ fn probe(client: &mut Client, family: Family) -> Result<(), Error> {
 }
 
 impl Table {
-    /// Replaces the whole table. The kernel switches from one to the other between two packets.
+    /// Replaces the whole table.
     fn replacement(&self, chains: &Chains, all: &Difference<Element>) -> Transaction {
         let mut transaction = Transaction::new();
         transaction.ensure_absent(&self.id);
