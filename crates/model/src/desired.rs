@@ -48,6 +48,8 @@ pub struct NodeView {
     pub ip: IpAddr,
     /// How pod traffic is identified.
     pub pod_traffic: PodTraffic,
+    /// The range that holds the addresses of all pods in the cluster, if it is configured.
+    pub pod_range: Option<IpNet>,
     /// The addresses on which node ports answer.
     pub node_ports: NodePortAddresses,
     /// Whether node ports should also answer on loopback addresses.

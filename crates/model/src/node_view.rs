@@ -32,6 +32,7 @@ pub(crate) fn node_view<'a>(
         name: settings.node_name.clone(),
         ip,
         pod_traffic: pod_traffic(family, settings, node),
+        pod_range: settings.pod_ranges.iter().find(|net| Family::of_net(net) == family).copied(),
         node_ports,
         loopback_node_ports,
         service_cidrs: service_cidrs.into(),

@@ -30,6 +30,8 @@ pub struct Settings {
     pub node_name: Name,
     /// How pod traffic is identified.
     pub detect_local: DetectLocal,
+    /// The ranges that hold the addresses of all pods in the cluster, as far as they are configured.
+    pub pod_ranges: Vec<IpNet>,
     /// Masquerade all traffic to cluster addresses.
     pub masquerade_all: bool,
     /// Node addresses on which node ports answer; empty means all.
@@ -50,6 +52,7 @@ impl Settings {
         Settings {
             node_name: Name::from(node_name),
             detect_local: DetectLocal::Off,
+            pod_ranges: Vec::new(),
             masquerade_all: false,
             node_port_addresses: Vec::new(),
             allow_external_ips: true,

@@ -57,9 +57,14 @@ impl Place {
 }
 
 fn start(rig: &mut Rig, mode: &str, place: &Place) -> Result<()> {
+    start_with(rig, mode, place, &[])
+}
+
+fn start_with(rig: &mut Rig, mode: &str, place: &Place, more: &[&str]) -> Result<()> {
     let [cgroup, pins] = place.flags();
     let cidr = cluster_cidr();
-    rig.start(&["--proxy-mode", mode, "--cluster-cidr", &cidr, "-v=4", &cgroup, &pins])?;
+    let arguments = ["--proxy-mode", mode, "--cluster-cidr", &cidr, "-v=4", &cgroup, &pins];
+    rig.start(&[&arguments[..], more].concat())?;
     rig.wait_for_service(target()?)
 }
 
@@ -106,6 +111,83 @@ fn connections_go_on_after_a_crash_and_changes_are_made_up_for() -> Result<()> {
         !rig.topology.pod(2).probe().short_timeout().tcp(target()?)?.is_answered(),
         "nothing serves any more"
     );
+    Ok(())
+}
+
+/// The rules that take packets out of connection tracking, in both families.
+fn untracking_rules(rig: &Rig) -> Result<usize> {
+    let mut found = 0;
+    for family in ["ip", "ip6"] {
+        let rules = rig.command("nft").args(["list", "table", family, "kube-proxy"]).run()?;
+        found += rules.lines().filter(|line| line.trim_end().ends_with(" notrack")).count();
+    }
+    Ok(found)
+}
+
+/// Whether the node tracks connections from pod-1 to the endpoint, after one was made.
+fn is_tracked(rig: &Rig) -> Result<bool> {
+    let (client, server) = (rig.topology.pod(1), rig.topology.pod(0).ip().v4);
+    ensure!(client.probe().tcp(SocketAddr::new(server.into(), 8080))?.is_answered(), "without a Service");
+    ensure!(client.probe().tcp(target()?)?.is_answered(), "through the Service");
+    let client = client.ip().v4.to_string();
+    let flows = rig.command("conntrack").args(["-L", "-s", &client, "-d", &server.to_string()]).run()?;
+    Ok(flows.contains("dport=8080"))
+}
+
+#[test]
+fn packets_from_pod_to_pod_leave_connection_tracking_unless_rules_of_others_need_it() -> Result<()> {
+    let _alone = alone();
+    let mut rig = Rig::new()?;
+    rig.topology.pod(0).serve(Transport::Tcp, 8080)?;
+    rig.objects(&objects(&rig, &[0]))?;
+    let place = Place::new("untracked")?;
+    start(&mut rig, "ebpf", &place)?;
+    ensure!(untracking_rules(&rig)? == 0 && is_tracked(&rig)?, "it has to be asked for");
+    ensure!(rig.stop()?.success());
+    rig.command("conntrack").arg("-F").run()?;
+
+    let plugin = "table inet plugin { chain forward { type filter hook forward priority 10; ct state invalid counter; }; }";
+    rig.command("nft").arg(plugin).run()?;
+    let [cgroup, pins] = place.flags();
+    let manifests = format!("--manifests={}", rig.path("manifests").display());
+    let arguments = [
+        "--proxy-mode=ebpf",
+        "--ebpf-notrack=enabled",
+        "--conntrack-max-per-core=0",
+        &manifests,
+        &cgroup,
+        &pins,
+    ];
+    let refused = rig.program().args(arguments).arg(format!("--cluster-cidr={}", cluster_cidr())).output()?;
+    let text = &refused.stderr;
+    ensure!(
+        refused.code == Some(1) && text.contains("table inet plugin, chain forward (ct state)"),
+        "{text}"
+    );
+    let missing = rig.program().args(arguments).output()?;
+    ensure!(missing.stderr.contains("set clusterCIDR (--cluster-cidr)"), "{missing:?}");
+
+    start_with(&mut rig, "ebpf", &place, &["--ebpf-notrack=force"])?;
+    rig.wait_until("the rules", || Ok(untracking_rules(&rig)? == 2))?;
+    ensure!(!is_tracked(&rig)?, "a connection from pod to pod is tracked");
+    ensure!(rig.stop()?.success());
+    rig.command("nft").args(["delete", "table", "inet", "plugin"]).run()?;
+    start_with(&mut rig, "ebpf", &place, &["--ebpf-notrack=enabled"])?;
+    rig.wait_until("the rules", || Ok(untracking_rules(&rig)? == 2))?;
+    ensure!(rig.stop()?.success());
+    // Another mode, and the same mode without the option, remove the rules.
+    start_with(&mut rig, "nftables", &place, &["--ebpf-notrack=enabled"])?;
+    rig.wait_until("the rules to be gone", || Ok(untracking_rules(&rig)? == 0))?;
+    ensure!(rig.log().contains("ebpf.notrack has no effect in mode nftables"), "{}", rig.log());
+    ensure!(rig.stop()?.success());
+    start_with(&mut rig, "ebpf", &place, &["--ebpf-notrack=enabled"])?;
+    rig.wait_until("the rules", || Ok(untracking_rules(&rig)? == 2))?;
+    ensure!(rig.stop()?.success());
+    start(&mut rig, "ebpf", &place)?;
+    rig.wait_until("the rules to be gone", || Ok(untracking_rules(&rig)? == 0))?;
+    ensure!(is_tracked(&rig)?);
+    ensure!(rig.stop()?.success());
+    rig.program().args(["--cleanup"]).args(place.flags()).run()?;
     Ok(())
 }
 

@@ -48,6 +48,8 @@ pub struct Mode {
     /// itself. Source ranges, `masqueradeAll`, SCTP, dropped traffic, policy Local where pods are unknown, and ports with session affinity and one of these
     /// are as without this.
     pub at_sockets: bool,
+    /// Packets from pod to pod are not tracked, so what is translated for pods is masqueraded, if it goes to pods.
+    pub untracked_pods: bool,
 }
 
 /// Something that a host sends: the first packet of a connection.
@@ -123,7 +125,8 @@ impl<'a> Packet<'a> {
 impl<'a> Oracle<'a> {
     /// Whether a mode decides what endpoints see as the source of a packet, whatever others do: a proxy that connects itself, sockets that connect directly.
     pub(crate) fn decides_source(&self, packet: &Packet<'_>) -> bool {
-        self.mode.proxies || (self.mode.at_sockets && self.starts_here(packet))
+        let masqueraded = self.mode.untracked_pods && self.is_pod(packet.source);
+        self.mode.proxies || masqueraded || (self.mode.at_sockets && self.starts_here(packet))
     }
 
     /// For a state of the node, with these servers running.
@@ -358,13 +361,19 @@ impl<'a> Oracle<'a> {
             // What another host sends to the node itself is delivered before anything could be masqueraded.
             let delivered_here =
                 self.is_node(backend.ip) && packet.from.name() != self.topology.node().name();
-            let source = match (hidden || hairpin) && !delivered_here {
+            let untracked = self.mode.untracked_pods && self.is_pod(packet.source) && self.is_pod(backend.ip);
+            let source = match (hidden || hairpin || untracked) && !delivered_here {
                 true => self.masquerade_address(backend.ip),
                 false => packet.source,
             };
             self.at_endpoint(packet.transport, source, backend.address(), &mut expected);
         }
         expected
+    }
+
+    /// Whether an address is in the range of the pods.
+    fn is_pod(&self, ip: IpAddr) -> bool {
+        self.desired[Family::of(ip)].node.pod_range.is_some_and(|pods| pods.contains(&ip))
     }
 
     /// The endpoint gets the packet; its answer must come back through the node, or the client will not know it.

@@ -118,6 +118,7 @@ impl Rig {
     pub fn settings(candidate: &Candidate) -> Settings {
         Settings {
             detect_local: DetectLocal::ClusterCidr(CLUSTER_CIDR.both().into()),
+            pod_ranges: CLUSTER_CIDR.both().into(),
             node_port_addresses: candidate.node_port_addresses.into(),
             ..Settings::new("node-a")
         }

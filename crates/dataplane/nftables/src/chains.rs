@@ -7,6 +7,7 @@
 //! filter-input ── input-checks ─┐
 //! filter-forward, filter-output ┴─ checks ── unserved                        no_endpoints
 //! nat-postrouting ── masquerading                                            masquerading
+//! raw-prerouting/pods, if it is asked for                                    untracked_pods
 //! ```
 //!
 //! The module on the right adds the rules of each line.
@@ -20,10 +21,14 @@ use crate::expressions::{ExpressionBuilder, jump, new_connection, not_translated
 use crate::session_affinity::{self, StickyClass};
 use crate::{
     load_balancing, loopback_node_ports, masquerading, no_endpoints, service_addresses, source_ranges,
+    untracked_pods,
 };
 
+/// The name of a base chain, with its type, hook and priority.
+pub(crate) type BaseChain = (&'static str, ChainKind, Hook, i32);
+
 /// The base chains, with kube-proxy's names, hooks and priorities: the program that starts later takes them over.
-const BASE_CHAINS: [(&str, ChainKind, Hook, i32); 8] = [
+const BASE_CHAINS: [BaseChain; 8] = [
     ("filter-prerouting-pre-dnat", ChainKind::Filter, Hook::Prerouting, -110),
     ("filter-output-pre-dnat", ChainKind::Filter, Hook::Output, -110),
     ("filter-input", ChainKind::Filter, Hook::Input, 0),
@@ -49,6 +54,16 @@ pub(crate) struct RuleContext<'a> {
     pub(crate) mark: u32,
     /// Whether node ports on loopback addresses are rejected and counted.
     pub(crate) loopback_node_ports: bool,
+    /// Whether packets from pod to pod are not tracked.
+    pub(crate) untracked_pods: bool,
+}
+
+#[cfg(test)]
+impl<'a> RuleContext<'a> {
+    /// The usual mark, and nothing that has to be asked for.
+    pub(crate) fn plain(family: Family, node: &'a NodeView) -> Self {
+        RuleContext { family, node, mark: 1 << 14, loopback_node_ports: false, untracked_pods: false }
+    }
 }
 
 impl RuleContext<'_> {
@@ -71,6 +86,7 @@ impl Chains {
         if context.loopback_node_ports {
             loopback_node_ports::add_rules(context, &mut chains);
         }
+        untracked_pods::add_rules(context, &mut chains);
         chains
     }
 
@@ -118,7 +134,7 @@ impl Chains {
 
 /// The definition of a chain: a base chain if it has the name of one.
 pub(crate) fn define(table: &TableId, name: &str) -> Chain {
-    match BASE_CHAINS.iter().find(|(base, ..)| *base == name) {
+    match BASE_CHAINS.iter().chain([&untracked_pods::CHAIN]).find(|(base, ..)| *base == name) {
         Some((_, kind, hook, priority)) => Chain::base(table, name, kind.clone(), *hook, *priority),
         None => Chain::new(table, name),
     }
@@ -142,7 +158,7 @@ mod tests {
     fn rendered(loopback_node_ports: bool) -> Chains {
         let cluster = samples::cluster(samples::settings(), Vec::new());
         let node = &cluster.desired(Family::V4).node;
-        let context = RuleContext { family: Family::V4, node, mark: 1 << 14, loopback_node_ports };
+        let context = RuleContext { loopback_node_ports, ..RuleContext::plain(Family::V4, node) };
         let mut chains = Chains::render(&context, &BTreeSet::new());
         source_ranges::add_hooks(&mut chains);
         chains

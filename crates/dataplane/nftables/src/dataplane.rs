@@ -21,11 +21,13 @@ pub struct Options {
     pub masquerade_bit: u8,
     /// Reject and count connections to node ports on loopback addresses, unless a proxy in user space serves them.
     pub loopback_node_ports: bool,
+    /// Take packets from pod to pod out of connection tracking, and masquerade what is translated for pods. Needs `NodeView::pod_range`.
+    pub untracked_pods: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { masquerade_bit: 14, loopback_node_ports: false }
+        Options { masquerade_bit: 14, loopback_node_ports: false, untracked_pods: false }
     }
 }
 

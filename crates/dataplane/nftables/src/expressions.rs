@@ -282,6 +282,15 @@ pub(crate) fn to_this_host() -> Vec<Expr> {
     address_is_local(fib::DADDR)
 }
 
+/// `fib daddr type != local`
+pub(crate) fn not_to_this_host() -> Vec<Expr> {
+    let value = address_type::LOCAL.to_ne_bytes().to_vec();
+    vec![
+        Expr::Fib { result: FibResult::Type, flags: fib::DADDR, target: word(0) },
+        Expr::Cmp { source: word(0), operator: CmpOperator::NotEqual, value },
+    ]
+}
+
 fn address_is_local(flags: u32) -> Vec<Expr> {
     vec![
         Expr::Fib { result: FibResult::Type, flags, target: word(0) },

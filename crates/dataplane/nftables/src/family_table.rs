@@ -35,6 +35,7 @@ pub(crate) struct FamilyTable {
     /// The bit of the packet mark that requests masquerading, as a mask.
     mark: u32,
     loopback_node_ports: bool,
+    untracked_pods: bool,
     kernel: Kernel,
     sets: Sets,
     installed: Installed,
@@ -59,6 +60,7 @@ impl FamilyTable {
             family,
             mark: 1 << (options.masquerade_bit % 32),
             loopback_node_ports: options.loopback_node_ports,
+            untracked_pods: options.untracked_pods,
             kernel,
             sets,
             installed: Installed::new(Default::default()),

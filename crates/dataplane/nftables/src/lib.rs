@@ -37,6 +37,7 @@ mod shared_elements;
 mod snapshots;
 mod source_ranges;
 mod tampering;
+mod untracked_pods;
 
 pub use dataplane::{Nftables, Options, cleanup};
 pub use error::Error;

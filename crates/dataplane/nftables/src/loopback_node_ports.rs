@@ -78,7 +78,7 @@ mod tests {
     fn rejected(ranges: &[NodePortRange], family: Family) -> Vec<Protocol> {
         let cluster = samples::cluster(samples::node_ports_on(ranges), Vec::new());
         let node = &cluster.desired(family).node;
-        let context = RuleContext { family, node, mark: 1 << 14, loopback_node_ports: true };
+        let context = RuleContext { loopback_node_ports: true, ..RuleContext::plain(family, node) };
         let text = Chains::render(&context, &BTreeSet::new()).text(family, CHAIN);
         Protocol::ALL.into_iter().filter(|protocol| text.contains(&counter_name(*protocol))).collect()
     }

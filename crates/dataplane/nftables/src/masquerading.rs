@@ -11,18 +11,18 @@ use crate::expressions::{
 };
 use crate::route::MAGIC;
 use crate::sets::SetId;
+use crate::untracked_pods;
 
 pub(crate) fn add_rules(context: &RuleContext<'_>, chains: &mut Chains) {
     let hairpin = rule![context.build().source_and_frontend(), in_set(SetId::Hairpin.name())];
-    chains.set(
-        "masquerading",
-        vec![
-            // The route was a scratch value: a packet must not leave with it as its priority.
-            rule![priority_is(MAGIC, MAGIC), translated(), clear_priority()],
-            rule![mark_is_set(context.mark), flip_mark(context.mark), masquerade()],
-            rule![translated(), hairpin, masquerade()],
-        ],
-    );
+    let mut rules = vec![
+        // The route was a scratch value: a packet must not leave with it as its priority.
+        rule![priority_is(MAGIC, MAGIC), translated(), clear_priority()],
+        rule![mark_is_set(context.mark), flip_mark(context.mark), masquerade()],
+        rule![translated(), hairpin, masquerade()],
+    ];
+    rules.extend(untracked_pods::masquerading(context));
+    chains.set("masquerading", rules);
 }
 
 /// An endpoint of this node that can connect to itself: address, protocol, port.

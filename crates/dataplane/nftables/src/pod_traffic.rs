@@ -37,7 +37,7 @@ mod tests {
         let settings = Settings { detect_local, ..samples::settings() };
         let cluster = samples::cluster(settings, Vec::new());
         let node = &cluster.desired(Family::V4).node;
-        let context = RuleContext { family: Family::V4, node, mark: 1 << 14, loopback_node_ports: false };
+        let context = RuleContext::plain(Family::V4, node);
         let mut chains = Chains::default();
         chains.set("pods", vec![from_pods(&context)?]);
         chains.set("others", vec![not_from_pods(&context)?]);

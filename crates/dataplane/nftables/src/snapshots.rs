@@ -26,11 +26,12 @@ struct Options {
     settings: Settings,
     masquerade_bit: u8,
     loopback_node_ports: bool,
+    untracked_pods: bool,
 }
 
 impl Options {
     fn new(settings: Settings) -> Self {
-        Options { settings, masquerade_bit: 14, loopback_node_ports: false }
+        Options { settings, masquerade_bit: 14, loopback_node_ports: false, untracked_pods: false }
     }
 }
 
@@ -45,6 +46,7 @@ fn render(family: Family, options: &Options) -> Rendered {
         node: &desired.node,
         mark: 1 << options.masquerade_bit,
         loopback_node_ports: options.loopback_node_ports,
+        untracked_pods: options.untracked_pods,
     };
     let mut chains = Chains::render(&context, &installed.sticky_classes());
     source_ranges::add_hooks(&mut chains);
@@ -179,6 +181,14 @@ fn ways_to_identify_pod_traffic() {
         let options = Options::new(Settings { detect_local, ..samples::settings() });
         for_each_family(&format!("detect-local-{name}"), |family| difference(family, &options));
     }
+}
+
+#[test]
+fn pods_that_are_not_tracked() {
+    let pod_ranges = ["10.244.0.0/16", "fd00:10:244::/56"].map(|net| net.parse().unwrap()).into();
+    let settings = Settings { pod_ranges, ..samples::settings() };
+    let options = Options { untracked_pods: true, ..Options::new(settings) };
+    for_each_family("untracked-pods", |family| difference(family, &options));
 }
 
 #[test]

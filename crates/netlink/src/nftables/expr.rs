@@ -184,6 +184,8 @@ pub enum Expr {
         /// A mask of [`nat`] values.
         flags: u32,
     },
+    /// Takes the packet out of connection tracking. Only chains before the tracking hook may have it.
+    Notrack,
     /// Answers the packet with an error.
     Reject(Reject),
     /// Counts packets and bytes.

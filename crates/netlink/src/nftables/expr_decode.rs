@@ -32,6 +32,16 @@ impl Expr {
     }
 }
 
+impl Expr {
+    /// The name of the iptables extension in an expression that the nft variant of iptables has written.
+    pub fn extension(&self) -> Option<String> {
+        let Self::Unknown { name, attributes } = self else { return None };
+        let known = matches!(name.as_str(), "match" | "target");
+        let fields = Fields::collect(attributes).ok().filter(|_| known)?;
+        Some(fields.get(NAME.into())?.text().into_owned())
+    }
+}
+
 /// The attributes of one expression by their numbers. A missing or short one is `None`.
 struct Fields<'a>([Option<Attribute<'a>>; 16]);
 
@@ -63,6 +73,7 @@ impl<'a> Fields<'a> {
             "immediate" => self.immediate(),
             "nat" => self.nat(),
             "masq" => self.masquerade(),
+            "notrack" => Some(Expr::Notrack),
             "reject" => self.reject(),
             "counter" => Some(Expr::Counter { bytes: self.u64(1)?, packets: self.u64(2)? }),
             "objref" => self.named_counter(),

@@ -28,6 +28,7 @@ impl Expr {
             Self::Immediate { .. } | Self::Verdict(_) => "immediate",
             Self::Nat { .. } => "nat",
             Self::Masquerade { .. } => "masq",
+            Self::Notrack => "notrack",
             Self::Reject(_) => "reject",
             Self::Counter { .. } => "counter",
             Self::NamedCounter(_) => "objref",

@@ -261,6 +261,7 @@ fn statement() -> impl Strategy<Value = Expr> {
             flags: flags & !3,
         }),
         any::<u32>().prop_map(|flags| Expr::Masquerade { flags }),
+        Just(Expr::Notrack),
         reject.prop_map(Expr::Reject),
         (any::<u64>(), any::<u64>()).prop_map(|(packets, bytes)| Expr::Counter { packets, bytes }),
         name().prop_map(|name| Expr::NamedCounter(name.into())),

@@ -355,6 +355,7 @@ pub fn log_notice(notice: &Notice) {
         Notice::LenientDecoding(_)
         | Notice::FlagsIgnored(_)
         | Notice::Gate(_)
+        | Notice::NoEffect { .. }
         | Notice::InvalidExcludedRanges(_) => {
             warn!("{notice}");
         }
@@ -373,6 +374,7 @@ fn record_deprecations(notices: &[Notice], events: &Events) {
             Notice::LenientDecoding(_)
             | Notice::FlagsIgnored(_)
             | Notice::Gate(_)
+            | Notice::NoEffect { .. }
             | Notice::InvalidExcludedRanges(_) => continue,
         };
         events.node_warning(reason, notice.to_string());

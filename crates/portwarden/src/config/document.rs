@@ -72,6 +72,13 @@ struct Section<'a> {
 }
 
 impl Section<'_> {
+    /// Whether any of its fields is shown. kube-proxy does not know sections in which none is.
+    fn is_shown(&self) -> bool {
+        fields().any(|(index, row)| {
+            row.field.starts_with(self.prefix) && self.document.shown(index, row).is_some()
+        })
+    }
+
     fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
         let mut section = "";
         for (index, row) in fields() {
@@ -85,7 +92,10 @@ impl Section<'_> {
                 Some(Ok((name, _))) if name != section => {
                     section = name;
                     let prefix = format!("{}{name}.", self.prefix);
-                    map.serialize_entry(name, &Section { document: self.document, prefix: &prefix })?;
+                    let own = Section { document: self.document, prefix: &prefix };
+                    if own.is_shown() {
+                        map.serialize_entry(name, &own)?;
+                    }
                 }
                 _ => {}
             }

@@ -46,7 +46,7 @@ pub use node_checks::{NodeFacts, Verdict, check};
 pub use problems::{Problem, Problems};
 pub use reload::{Change, Effect, Part, Plan, reload_plan};
 pub use typed::{
-    ApiClient, Config, Conntrack, Defaulted, ExcludedRanges, Ipvs, LogFormat, Logging, Masquerade, Pacing,
-    RateLimit, Servers, Source, Userspace,
+    ApiClient, Config, Conntrack, Defaulted, ExcludedRanges, Ipvs, LogFormat, Logging, Masquerade, Notrack,
+    Pacing, RateLimit, Servers, Source, Userspace,
 };
 pub use validate::{LoadedConfig, Notice, validate};

@@ -124,6 +124,19 @@ pub struct Ebpf {
     pub pin_directory: PathBuf,
     /// How many endpoints the maps hold.
     pub max_endpoints: u32,
+    /// Whether packets from pod to pod leave connection tracking.
+    pub notrack: Notrack,
+}
+
+/// Whether packets from pod to pod leave connection tracking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Notrack {
+    /// They are tracked.
+    Disabled,
+    /// They are not, unless rules of others need it.
+    Enabled,
+    /// They are not, whatever rules of others need.
+    Force,
 }
 
 /// `ipvs.excludeCIDRs`, which kube-proxy validates in mode ipvs only.
@@ -268,7 +281,7 @@ impl Config {
                 udp_idle_timeout: document.get(options::UDP_IDLE_TIMEOUT).0,
                 drain_timeout: flag(flags, options::USERSPACE_DRAIN_TIMEOUT),
             }),
-            ebpf: ebpf(flags),
+            ebpf: ebpf(&document),
             detect_local: detect_local(&document),
             cluster_cidrs: document.get(options::CLUSTER_CIDR).all_or_none(),
             node_port_addresses: document.get(options::NODE_PORT_ADDRESSES),
@@ -318,6 +331,7 @@ impl Config {
     pub fn model_settings(&self, node_name: &str, started: Timestamp) -> Settings {
         Settings {
             detect_local: self.detect_local.clone(),
+            pod_ranges: self.cluster_cidrs.clone(),
             masquerade_all: self.masquerade.all,
             node_port_addresses: self.node_port_addresses.clone(),
             allow_external_ips: self.gates.enabled(Feature::AllowServiceExternalIps),
@@ -359,12 +373,13 @@ fn ipvs(document: &Values) -> Ipvs {
     }
 }
 
-fn ebpf(flags: &Flags) -> Ebpf {
-    let root: String = flag(flags, options::EBPF_CGROUP_ROOT);
+fn ebpf(document: &Values) -> Ebpf {
+    let root: String = document.get(options::EBPF_CGROUP_ROOT);
     Ebpf {
         cgroup_root: (!root.is_empty()).then(|| root.into()),
-        pin_directory: flag(flags, options::EBPF_PIN_DIRECTORY).into(),
-        max_endpoints: flag(flags, options::EBPF_MAX_ENDPOINTS).0.max(1).cast_unsigned(),
+        pin_directory: document.get(options::EBPF_PIN_DIRECTORY).into(),
+        max_endpoints: document.get(options::EBPF_MAX_ENDPOINTS).0.max(1).cast_unsigned(),
+        notrack: document.get(options::EBPF_NOTRACK),
     }
 }
 

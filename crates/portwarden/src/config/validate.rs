@@ -11,12 +11,12 @@ use super::decode::{Decoded, Remark};
 use super::duration::GoDuration;
 use super::gates::{Feature, FeatureGates};
 use super::options::{
-    BRIDGE_INTERFACE, CLUSTER_CIDR, DETECT_LOCAL_MODE, FEATURE_GATES, INTERFACE_NAME_PREFIX,
+    BRIDGE_INTERFACE, CLUSTER_CIDR, DETECT_LOCAL_MODE, EBPF_NOTRACK, FEATURE_GATES, INTERFACE_NAME_PREFIX,
     JSON_SPLIT_STREAM, Key, LOG_FORMAT, MODE, Notes, QPS, TEXT_SPLIT_STREAM, VMODULE, Value, Values, fields,
 };
 use super::problems::{ProblemKind, Problems};
 use super::resolve::{Resolved, resolve};
-use super::typed::{self, Config, LogFormat};
+use super::typed::{self, Config, LogFormat, Notrack};
 use crate::flags::{Flags, Program};
 use crate::modes::{Deprecation, Mode};
 
@@ -40,6 +40,13 @@ pub enum Notice {
     Gate(String),
     /// Entries of `ipvs.excludeCIDRs` that are not CIDRs, in a mode that does not validate them (warning).
     InvalidExcludedRanges(Vec<String>),
+    /// A field that is set, but has no effect in this mode (warning).
+    NoEffect {
+        /// The field.
+        field: &'static str,
+        /// The mode in force.
+        mode: Mode,
+    },
     /// The mode was not chosen, and the default will change (error, and an Event).
     ModeDefaulted,
     /// The mode will be removed (error, and an Event).
@@ -74,6 +81,9 @@ pub fn validate(program: Program, flags: &Flags, file: Option<&Decoded>) -> Resu
     let config = Config::new(document, flags, gates, defaulted);
     let invalid = &config.ipvs_excluded.invalid;
     notices.extend((!invalid.is_empty()).then(|| Notice::InvalidExcludedRanges(invalid.clone())));
+    let notrack = EBPF_NOTRACK.row();
+    let without_effect = config.ebpf.notrack != Notrack::Disabled && !notrack.scope.includes(config.mode);
+    notices.extend(without_effect.then_some(Notice::NoEffect { field: notrack.field, mode: config.mode }));
     notices.extend(config.defaulted.mode.then_some(Notice::ModeDefaulted));
     notices.extend(config.mode.entry().deprecation.as_ref().map(Notice::ModeDeprecated));
     Ok(LoadedConfig { config, notices })
@@ -199,6 +209,15 @@ pub(super) fn detect_local(check: &mut Check<'_>) {
     }
 }
 
+/// Packets from pod to pod are known by the range of the pods.
+pub(super) fn notrack(check: &mut Check<'_>) {
+    let wanted = check.document.get(EBPF_NOTRACK) != Notrack::Disabled;
+    if wanted && check.document.get(CLUSTER_CIDR).all_or_none().is_empty() {
+        let message = "needs the range of the pods' addresses: set clusterCIDR (--cluster-cidr)";
+        check.problems.invalid_text(check.path, check.document.text(EBPF_NOTRACK), message);
+    }
+}
+
 /// One range, or one of each family.
 fn cluster_cidrs(texts: &[String], path: &str, problems: &mut Problems) {
     const ONE_OR_PAIR: &str = "must be either a single CIDR or a dual-stack pair of CIDRs (such as 10.100.0.0/16,fde4:8dba:82e1::/48)";
@@ -235,6 +254,7 @@ impl fmt::Display for Notice {
                  removed until they are corrected",
                 entries.join(", ")
             ),
+            Notice::NoEffect { field, mode } => write!(f, "{field} has no effect in mode {mode}"),
             Notice::ModeDefaulted => f.write_str(
                 "no proxy mode was chosen, so iptables is used; from Kubernetes 1.40 the default is nftables, and \
                  `mode: iptables` (or --proxy-mode=iptables) keeps today's",

@@ -67,6 +67,7 @@ const KUBE_PROXY: &[(&str, &str, &str, &str)] = &[
 const OWN: &[(&str, &str, &str, &str)] = &[
     ("ebpf-cgroup-root", "", "/c", "/c"),
     ("ebpf-max-endpoints", "262144", "1000", "1000"),
+    ("ebpf-notrack", "disabled", "force", "force"),
     ("ebpf-pin-directory", "/sys/fs/bpf/portwarden", "/p", "/p"),
     ("manifests", "", "/m", "/m"),
     ("page-bind-address", "127.0.0.1:10266", "1.2.3.4", "1.2.3.4"),

@@ -1,6 +1,8 @@
 //! Mode ebpf, which kube-proxy does not have: sockets of this node are pointed at endpoints. It stands on the nftables dataplane, which serves everything
 //! else, and shares its settings.
 
+mod conntrack_users;
+
 use std::sync::{LazyLock, OnceLock};
 
 use anyhow::Context;
@@ -11,7 +13,7 @@ use tracing::debug;
 
 use super::leftovers::{Leftover, Phase};
 use super::{BuildContext, Entry, Mode, Operations, ReadBack, Section};
-use crate::config::Config;
+use crate::config::{Config, Notrack};
 use crate::engine::ModeWords;
 use crate::metrics::{MetricError, Metrics};
 
@@ -49,7 +51,15 @@ impl Operations for EbpfMode {
 
     fn build(&self, context: &BuildContext<'_>) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {
         let config = &context.config;
-        let below = NftablesOptions { masquerade_bit: config.masquerade.bit, loopback_node_ports: false };
+        let untracked_pods = config.ebpf.notrack != Notrack::Disabled;
+        if untracked_pods {
+            conntrack_users::check(config.ebpf.notrack == Notrack::Force)?;
+        }
+        let below = NftablesOptions {
+            masquerade_bit: config.masquerade.bit,
+            loopback_node_ports: false,
+            untracked_pods,
+        };
         let nftables = Nftables::new(context.families, below)
             .context("cannot create the nftables proxier, on which mode ebpf stands")?;
         let sizes = Sizes { endpoints: config.ebpf.max_endpoints, ..Sizes::default() };

@@ -115,7 +115,11 @@ impl ReadBack for portwarden_nftables::ReadBack {
 }
 
 fn options(config: &Config) -> Options {
-    Options { masquerade_bit: config.masquerade.bit, loopback_node_ports: proxies_loopback(config) }
+    Options {
+        masquerade_bit: config.masquerade.bit,
+        loopback_node_ports: proxies_loopback(config),
+        untracked_pods: false,
+    }
 }
 
 /// Whether a proxy serves node ports on loopback addresses.

@@ -41,6 +41,7 @@ const MODE: Mode = Mode {
     proxies: false,
     virtual_servers: false,
     at_sockets: false,
+    untracked_pods: false,
     contested_frontends: false,
 };
 

@@ -11,7 +11,15 @@ use portwarden_testkit::netns::Namespace;
 use portwarden_testkit::rig::Options;
 
 pub(crate) fn start(options: &Options) -> Result<Vec<Box<dyn Dataplane>>> {
-    let nftables = Nftables::new(&Family::BOTH, NftablesOptions::default())?;
+    start_above(options, NftablesOptions::default())
+}
+
+pub(crate) fn start_untracked(options: &Options) -> Result<Vec<Box<dyn Dataplane>>> {
+    start_above(options, NftablesOptions { untracked_pods: true, ..NftablesOptions::default() })
+}
+
+fn start_above(options: &Options, below: NftablesOptions) -> Result<Vec<Box<dyn Dataplane>>> {
+    let nftables = Nftables::new(&Family::BOTH, below)?;
     let own = EbpfOptions {
         cgroup: Some(bpf::cgroup()?),
         pin_directory: pin_directory(options)?,

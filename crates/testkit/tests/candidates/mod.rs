@@ -24,8 +24,17 @@ use portwarden_userspace::{Drain, Options as UserspaceOptions, Redirection, User
 use portwarden_xtables::{Programs, Variant};
 
 /// All of them.
-pub(crate) const ALL: [Candidate; 7] =
-    [NFTABLES, IPTABLES_NFT, IPTABLES_LEGACY, IPVS, USERSPACE, USERSPACE_IPTABLES, EBPF];
+pub(crate) const ALL: [Candidate; 9] = [
+    NFTABLES,
+    IPTABLES_NFT,
+    IPTABLES_LEGACY,
+    IPVS,
+    USERSPACE,
+    USERSPACE_IPTABLES,
+    EBPF,
+    EBPF_UNTRACKED,
+    NFTABLES_UNTRACKED,
+];
 
 /// Scenarios that mode userspace plays in user-mode Linux, too: without nf_tables, it has to redirect by iptables.
 const USERSPACE_WITHOUT_NF_TABLES: [&str; 6] = [
@@ -84,6 +93,7 @@ pub(crate) const NFTABLES: Candidate = Candidate {
         proxies: false,
         virtual_servers: false,
         at_sockets: false,
+        untracked_pods: false,
     },
     node_port_addresses: &[NodePortRange::Primary],
     start: start_nftables,
@@ -104,6 +114,7 @@ pub(crate) const IPTABLES_NFT: Candidate = Candidate {
         proxies: false,
         virtual_servers: false,
         at_sockets: false,
+        untracked_pods: false,
     },
     node_port_addresses: &[],
     start: |options| start_iptables(options, Variant::Nft),
@@ -132,6 +143,22 @@ pub(crate) const EBPF: Candidate = Candidate {
     mode: Mode { localhost_node_ports: true, at_sockets: true, ..NFTABLES.mode },
     start: ebpf::start,
     stop: ebpf::stop,
+    ..NFTABLES
+};
+
+/// Packets from pod to pod are not tracked.
+pub(crate) const EBPF_UNTRACKED: Candidate = Candidate {
+    name: "ebpf-untracked",
+    mode: Mode { untracked_pods: true, ..EBPF.mode },
+    start: ebpf::start_untracked,
+    ..EBPF
+};
+
+/// The same where no program serves a socket, as for sandboxed pods: everything is left to nftables.
+pub(crate) const NFTABLES_UNTRACKED: Candidate = Candidate {
+    name: "nftables-untracked",
+    mode: Mode { untracked_pods: true, ..NFTABLES.mode },
+    start: start_nftables_untracked,
     ..NFTABLES
 };
 
@@ -178,6 +205,7 @@ pub(crate) const IPVS: Candidate = Candidate {
         proxies: false,
         virtual_servers: true,
         at_sockets: false,
+        untracked_pods: false,
     },
     node_port_addresses: &[],
     start: start_ipvs,
@@ -195,6 +223,11 @@ fn start_ipvs(options: &Options) -> Result<Vec<Box<dyn Dataplane>>> {
 
 fn start_nftables(_: &Options) -> Result<Vec<Box<dyn Dataplane>>> {
     Ok(vec![Box::new(Nftables::new(&Family::BOTH, NftablesOptions::default())?)])
+}
+
+fn start_nftables_untracked(_: &Options) -> Result<Vec<Box<dyn Dataplane>>> {
+    let own = NftablesOptions { untracked_pods: true, ..NftablesOptions::default() };
+    Ok(vec![Box::new(Nftables::new(&Family::BOTH, own)?)])
 }
 
 fn start_iptables(options: &Options, variant: Variant) -> Result<Vec<Box<dyn Dataplane>>> {

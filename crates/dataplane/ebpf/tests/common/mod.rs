@@ -148,6 +148,7 @@ const CANDIDATE: Candidate = Candidate {
         proxies: false,
         virtual_servers: false,
         at_sockets: true,
+        untracked_pods: false,
     },
     node_port_addresses: &[],
     start: |_| Ok(Vec::new()),

@@ -98,8 +98,14 @@ impl FamilyTable {
     }
 
     fn render(&self, node: &NodeView, sticky: &BTreeSet<StickyClass>) -> Chains {
-        let (family, mark, loopback_node_ports) = (self.family, self.mark, self.loopback_node_ports);
-        Chains::render(&RuleContext { family, node, mark, loopback_node_ports }, sticky)
+        let context = RuleContext {
+            family: self.family,
+            node,
+            mark: self.mark,
+            loopback_node_ports: self.loopback_node_ports,
+            untracked_pods: self.untracked_pods,
+        };
+        Chains::render(&context, sticky)
     }
 
     /// An empty plan with memory reserved for the endpoints, which are nearly all of a full load.

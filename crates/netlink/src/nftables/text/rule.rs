@@ -103,6 +103,7 @@ impl Printer {
                 format!("{kind}{target}{}", nat_flags(*flags))
             }
             Expr::Masquerade { flags } => format!("masquerade{}", nat_flags(*flags)),
+            Expr::Notrack => "notrack".to_owned(),
             Expr::Reject(reject) => reject_text(self.family, *reject),
             Expr::Verdict(verdict) => verdict.to_string(),
             Expr::Counter { packets, bytes } => format!("counter packets {packets} bytes {bytes}"),

@@ -12,7 +12,7 @@ use super::value::{VModule, Value};
 use crate::config::duration::GoDuration;
 use crate::config::host_port;
 use crate::config::problems::ProblemKind;
-use crate::config::typed::{ExcludedRanges, LogFormat};
+use crate::config::typed::{ExcludedRanges, LogFormat, Notrack};
 use crate::flags::{KUBERNETES_MINOR, VersionRequest};
 
 /// A type that an option can have in the end.
@@ -211,6 +211,20 @@ impl FromValue for ExcludedRanges {
             }
         }
         ranges
+    }
+}
+
+impl FromValue for Notrack {
+    fn from_value(value: Option<&Value>, notes: &mut Notes) -> Self {
+        match text(value) {
+            "disabled" | "" => Notrack::Disabled,
+            "enabled" => Notrack::Enabled,
+            "force" => Notrack::Force,
+            other => {
+                notes.invalid_text(None, other, "must be disabled, enabled or force");
+                Notrack::Disabled
+            }
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use super::rules::{ClusterCidrs, HiddenMetrics, NodeName, PortRange, Positive, W
 use super::{Group, Key, Kind, OutOfScope, Row, Scope, VModule, rules_of};
 use crate::config::reload::Effect::{self, Live, Restart};
 use crate::config::reload::Part;
-use crate::config::typed::{ExcludedRanges, LogFormat};
+use crate::config::typed::{ExcludedRanges, LogFormat, Notrack};
 use crate::config::validate;
 use crate::flags::VersionRequest;
 use crate::modes::{Mode, Section};
@@ -309,14 +309,24 @@ options! {
     USERSPACE_DRAIN_TIMEOUT: Duration = { kind: Kind::Duration, default: "30s", flag: "userspace-drain-timeout",
         group: Group::Userspace, beside_file: true, own: true,
         help: "How long established connections may go on after the process was asked to end." },
-    EBPF_CGROUP_ROOT: String = { kind: Kind::Path, flag: "ebpf-cgroup-root", group: Group::Ebpf, beside_file: true, own: true,
+    EBPF_CGROUP_ROOT: String = { kind: Kind::Path, field: "ebpf.cgroupRoot", scope: Scope::Only(Mode::Ebpf),
+        hidden_if_default: true, reload: RESTART_DATAPLANE,
+        flag: "ebpf-cgroup-root", group: Group::Ebpf, beside_file: true, own: true,
         help: "The cgroup (version 2) whose processes are served. Empty means the root, as mounted on this host." },
-    EBPF_PIN_DIRECTORY: String = { kind: Kind::Path, default: "/sys/fs/bpf/portwarden", flag: "ebpf-pin-directory",
-        group: Group::Ebpf, beside_file: true, own: true,
+    EBPF_PIN_DIRECTORY: String = { kind: Kind::Path, field: "ebpf.pinDirectory", default: "/sys/fs/bpf/portwarden",
+        hidden_if_default: true, reload: RESTART_DATAPLANE,
+        flag: "ebpf-pin-directory", group: Group::Ebpf, beside_file: true, own: true,
         help: "The directory on a BPF file system that keeps maps and programs over a restart." },
-    EBPF_MAX_ENDPOINTS: Within<1, 4_194_304> = { kind: Kind::Int, default: "262144", flag: "ebpf-max-endpoints", group: Group::Ebpf,
-        beside_file: true, own: true,
+    EBPF_MAX_ENDPOINTS: Within<1, 4_194_304> = { kind: Kind::Int, field: "ebpf.maxEndpoints", default: "262144",
+        scope: Scope::Only(Mode::Ebpf), hidden_if_default: true, reload: RESTART_DATAPLANE,
+        flag: "ebpf-max-endpoints", group: Group::Ebpf, beside_file: true, own: true,
         help: "How many endpoints the maps hold; nftables serves Services that do not fit." },
+    EBPF_NOTRACK: Notrack = { kind: Kind::Name, field: "ebpf.notrack", default: "disabled", scope: Scope::Only(Mode::Ebpf),
+        hidden_if_default: true, check: Some(validate::notrack), reload: RESTART_DATAPLANE,
+        flag: "ebpf-notrack", group: Group::Ebpf, beside_file: true, own: true,
+        help: "Whether packets from pod to pod leave connection tracking, which makes connections cheaper: disabled, \
+               enabled or force. Needs --cluster-cidr. With enabled, the process refuses to start while rules of others use connection \
+               tracking for such packets." },
     WINDOWS_RUN_AS_SERVICE: bool = { kind: Kind::Switch, field: "windowsRunAsService", scope: Scope::Never,
         hidden_if_zero: true },
 }

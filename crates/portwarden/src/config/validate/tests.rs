@@ -9,7 +9,7 @@ use portwarden_model::{DetectLocal, NodePortRange};
 use super::*;
 use crate::config::decode::decode;
 use crate::config::gates::Feature;
-use crate::config::typed::{LogFormat, Source};
+use crate::config::typed::{Ebpf, LogFormat, Source};
 use crate::config::{to_configz, to_yaml};
 use crate::flags::{Invocation, parse};
 use crate::modes::Mode;
@@ -709,6 +709,44 @@ fn mode_ebpf_shares_the_settings_of_mode_nftables() {
         (40, 3, true)
     );
     assert_eq!(config.node_port_addresses, [NodePortRange::Primary]);
+}
+
+#[test]
+fn settings_of_mode_ebpf_come_from_the_file_and_flags_win() {
+    let text = "mode: ebpf\nclusterCIDR: 10.0.0.0/8\nebpf: {cgroupRoot: /c, pinDirectory: /p, maxEndpoints: 7, notrack: enabled}";
+    let config = with_file(text);
+    let expected = Ebpf {
+        cgroup_root: Some("/c".into()),
+        pin_directory: "/p".into(),
+        max_endpoints: 7,
+        notrack: Notrack::Enabled,
+    };
+    assert_eq!(config.ebpf, expected);
+    assert_eq!(
+        config.model_settings("node-a", portwarden_model::Timestamp::from_nanos(0)).pod_ranges.len(),
+        1
+    );
+    let shown = to_configz(&config.document);
+    assert!(shown.contains("\"maxEndpoints\":7"), "{shown}");
+    let plain = with_flags(&["--proxy-mode=ebpf"]);
+    assert!(!to_configz(&plain.document).contains("ebpf\":{"), "kube-proxy does not know the section");
+    let flags = flags(&["--ebpf-pin-directory=/flag", "--ebpf-notrack=force"]);
+    let config = validate(Program::Portwarden, &flags, Some(&file(text))).unwrap().config;
+    assert_eq!(config.ebpf.pin_directory.to_str(), Some("/flag"));
+    assert_eq!((config.ebpf.max_endpoints, config.ebpf.notrack), (7, Notrack::Force));
+}
+
+#[test]
+fn notrack_needs_the_range_of_the_pods_and_mode_ebpf() {
+    let problems = from_file("mode: ebpf\nebpf: {notrack: force}").unwrap_err().to_string();
+    assert!(problems.contains("--cluster-cidr"), "{problems}");
+    let problems = from_file("mode: ebpf\nebpf: {notrack: sometimes}").unwrap_err().to_string();
+    assert!(problems.contains("must be disabled, enabled or force"), "{problems}");
+    let problems = from_file("mode: ebpf\nebpf: {maxEndpoints: -1}").unwrap_err().to_string();
+    assert!(problems.contains("[1, 4194304]"), "{problems}");
+    let LoadedConfig { notices, .. } = from_file("mode: nftables\nebpf: {notrack: force}").unwrap();
+    assert!(matches!(&notices[..], [Notice::NoEffect { .. }]), "{notices:?}");
+    assert_eq!(notices[0].to_string(), "ebpf.notrack has no effect in mode nftables");
 }
 
 #[test]
