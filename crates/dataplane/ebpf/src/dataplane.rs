@@ -1,10 +1,11 @@
 //! The eBPF dataplane of both families.
 
 use std::collections::{BTreeSet, HashMap};
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use portwarden_model::{
@@ -19,14 +20,19 @@ use crate::cgroup::Cgroup;
 use crate::cleanup::remove_other_maps;
 use crate::counters::ServiceCounters;
 use crate::error::Error;
-use crate::features::{Features, namespace_cookie};
+use crate::features::Features;
 use crate::links::{Links, create_directory};
 use crate::maps::Maps;
+use crate::namespaces::CookieReader;
 use crate::object;
 use crate::options::Options;
+use crate::pins::MapPins;
 use crate::pools::Pools;
 use crate::service::{InstalledPort, Refusal, Tables, wanted_by_port};
 use crate::stale_sockets::StaleSockets;
+
+/// How often links and pins are looked at: a few calls each time.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Points sockets of this node at endpoints. The nftables dataplane must serve the same state below it.
 #[derive(Debug)]
@@ -38,6 +44,9 @@ pub struct Ebpf {
     addresses: Vec<IpAddr>,
     monitor: RouteMonitor,
     stale_sockets: StaleSockets,
+    map_pins: MapPins,
+    /// When to look next whether everything is attached and pinned; `None` until it was.
+    check_due: Option<Instant>,
 }
 
 /// What is in the maps for one family.
@@ -59,14 +68,16 @@ impl Ebpf {
     /// family. `counters` outlive the dataplane.
     pub fn new(options: Options, counters: ServiceCounters) -> Result<Self, Error> {
         // Checked now, so that a wrong setting ends the start and not a sync.
-        Cgroup::open(options.cgroup.as_deref())?;
+        let cgroup = Cgroup::open(options.cgroup.as_deref())?;
         let directory = options.map_directory();
         create_pin_directory(&options)?;
-        let programs =
-            object::load(&directory, options.sizes, Features::probe(), options.namespaces.is_some())?;
+        let cookies = CookieReader::new(&cgroup);
+        let features = Features::probe(cookies.as_ref().ok());
+        let programs = object::load(&directory, options.sizes, features, options.namespaces.is_some())?;
         let maps = Maps::open(&directory, options.sizes)?;
         for path in options.namespaces.iter().flatten() {
-            let cookie = namespace_cookie(path)?;
+            let unknown = |error: &io::Error| Error::NamespaceCookie(io::Error::other(error.to_string()));
+            let cookie = cookies.as_ref().map_err(unknown)?.of(path)?;
             let failed = |source| Error::Map { action: "write to", map: "namespaces", source };
             maps.namespaces.insert(&cookie.to_ne_bytes(), &[0; 4]).map_err(failed)?;
         }
@@ -76,6 +87,7 @@ impl Ebpf {
         Ok(Ebpf {
             tables: Tables {
                 services: maps.services,
+                affinities: maps.affinities,
                 pools,
                 counters,
                 records: HashMap::new(),
@@ -89,6 +101,8 @@ impl Ebpf {
             monitor: RouteMonitor::open().map_err(Error::Addresses)?,
             addresses: node_addresses()?,
             stale_sockets: StaleSockets::new(maps.datagram_peers, options.namespaces.clone()),
+            map_pins: MapPins::open(directory)?,
+            check_due: None,
             options,
         })
     }
@@ -212,11 +226,26 @@ impl Ebpf {
         all.into_iter().map(with_state).collect()
     }
 
-    fn attach(&mut self) -> Result<usize, Error> {
+    fn attach(&mut self, now: Instant) -> Result<usize, Error> {
         let cgroup = Cgroup::open(self.options.cgroup.as_deref())?;
-        let changed = self.links.ensure(&cgroup)?;
+        let changed = self.links.ensure(&cgroup)? + self.map_pins.ensure()?;
         remove_other_maps(&self.options);
+        self.check_due = Some(now + CHECK_INTERVAL);
         Ok(changed)
+    }
+
+    /// Reports once what is no longer attached or pinned. A full sync repairs it.
+    fn check(&mut self, now: Instant) -> Option<Notification> {
+        self.check_due.filter(|due| *due <= now)?;
+        let unpinned = || Some(format!("the pin {} is gone", self.map_pins.missing()?.display()));
+        let Some(what) = self.links.damage().or_else(unpinned) else {
+            self.check_due = Some(now + CHECK_INTERVAL);
+            return None;
+        };
+        self.check_due = None;
+        // The sync of any family repairs it.
+        let family = *self.options.families.first()?;
+        Some(Notification::Tampered { family, what })
     }
 
     /// Writes node ports for the addresses that the node has now.
@@ -260,7 +289,7 @@ impl Dataplane for Ebpf {
                 Err(Refusal::Full(_)) => {}
             }
             let checked = self.compare(family).and_then(|repaired| {
-                let attached = if all { self.attach()? } else { 0 };
+                let attached = if all { self.attach(now)? } else { 0 };
                 Ok(repaired + attached)
             });
             match checked {
@@ -282,7 +311,11 @@ impl Dataplane for Ebpf {
         if let Err(error) = self.follow_addresses(now) {
             warn!(err = %error, "Cannot follow the addresses of the node; the next full sync does");
         }
-        Vec::new()
+        self.check(now).into_iter().collect()
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.check_due
     }
 }
 

@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use aya::EbpfError;
 use aya::programs::ProgramError;
 
+/// The verifier's log ends with the reason and some statistics.
+const LAST_LINES: usize = 8;
+
 /// An error of the eBPF dataplane. Services stay reachable: the nftables dataplane below serves them.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -49,13 +52,15 @@ pub enum Error {
     Maps(#[source] Box<EbpfError>),
     /// The kernel's verifier or a missing feature.
     #[error(
-        "the kernel refuses the eBPF program {program}; it must be 5.10 or later, with CONFIG_CGROUP_BPF and CONFIG_BPF_SYSCALL"
+        "the kernel refuses the eBPF program {program}{log}; Linux 5.10 or later with CONFIG_CGROUP_BPF is needed, and CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN (or CAP_SYS_ADMIN). Where all that is given, use another mode and report this message with the kernel's version"
     )]
     Program {
         /// The hook.
         program: &'static str,
-        /// With the verifier's log.
-        source: Box<ProgramError>,
+        /// The end of the verifier's log, if there is one.
+        log: String,
+        /// The kernel's answer.
+        source: io::Error,
     },
     /// The object file lacks a program: a mistake in Portwarden.
     #[error("the object file has no program {0}; this is a mistake in Portwarden")]
@@ -86,6 +91,20 @@ pub enum Error {
     #[error("cannot list the addresses of this node")]
     Addresses(#[source] portwarden_netlink::Error),
     /// The cookie of a network namespace.
-    #[error("cannot read the cookie of the network namespace; Linux 5.14 or later has it")]
+    #[error("cannot read the cookie of a network namespace")]
     NamespaceCookie(#[source] io::Error),
+}
+
+impl Error {
+    /// The kernel refused a program. Its log may have thousands of lines; the reason is at the end.
+    pub(crate) fn program(program: &'static str, refusal: ProgramError) -> Error {
+        let ProgramError::LoadError { io_error: source, verifier_log } = refusal else {
+            return Error::Program { program, log: String::new(), source: io::Error::other(refusal) };
+        };
+        let whole = verifier_log.to_string();
+        let lines: Vec<&str> = whole.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        let last = lines[lines.len().saturating_sub(LAST_LINES)..].join(" | ");
+        let log = if last.is_empty() { last } else { format!(" (the verifier's last lines: {last})") };
+        Error::Program { program, log, source }
+    }
 }

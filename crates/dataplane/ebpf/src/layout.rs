@@ -163,6 +163,48 @@ impl BackendCell {
 
 pub(crate) const PEER_SIZE: usize = 24;
 
+/// Bytes of a key and of a value in `affinities`.
+pub(crate) const AFFINITY_SIZE: usize = 16;
+
+/// A client's record: a key and a value of `affinities`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Affinity {
+    pub(crate) namespace: [u8; 8],
+    pub(crate) pool: u32,
+    pub(crate) last_use: [u8; 8],
+    pub(crate) backend: u32,
+}
+
+impl Affinity {
+    pub(crate) fn from_bytes(key: [u8; AFFINITY_SIZE], value: [u8; AFFINITY_SIZE]) -> Self {
+        let ([namespace, pool], [last_use, backend]) = (halves(key), halves(value));
+        Affinity { namespace, pool: first_word(pool), last_use, backend: first_word(backend) }
+    }
+
+    pub(crate) fn to_bytes(self) -> ([u8; AFFINITY_SIZE], [u8; AFFINITY_SIZE]) {
+        let half = |number: u32| u64::from(number).to_le_bytes();
+        (joined(self.namespace, half(self.pool)), joined(self.last_use, half(self.backend)))
+    }
+}
+
+fn halves(bytes: [u8; AFFINITY_SIZE]) -> [[u8; 8]; 2] {
+    let (first, second) = bytes.split_at(8);
+    [first, second].map(|half| half.try_into().expect("half of 16 bytes"))
+}
+
+fn joined(first: [u8; 8], second: [u8; 8]) -> [u8; AFFINITY_SIZE] {
+    let mut bytes = [0; AFFINITY_SIZE];
+    bytes[..8].copy_from_slice(&first);
+    bytes[8..].copy_from_slice(&second);
+    bytes
+}
+
+/// Machines are little-endian: the first four bytes are the lower half.
+fn first_word(bytes: [u8; 8]) -> u32 {
+    let [a, b, c, d, ..] = bytes;
+    u32::from_le_bytes([a, b, c, d])
+}
+
 /// The endpoint in a value of the map `datagram_peers`.
 pub(crate) fn datagram_peer(value: &[u8; PEER_SIZE]) -> SocketAddr {
     let mut address = [0; 16];
@@ -188,6 +230,13 @@ mod tests {
         assert_eq!(word.to_bits(), 0x1234_5678_119a_bcde);
         let record = Record { pool: 1, affinity: 10800, counter: 7, flags: Record::LOCAL_POOL };
         assert_eq!(Record::from_bytes(record.to_bytes()), record);
+        let affinity = Affinity { namespace: [1; 8], pool: 0x1234_5678, last_use: [2; 8], backend: 9 };
+        let (key, value) = affinity.to_bytes();
+        assert_eq!(
+            (key[8..12].to_vec(), value[8..].to_vec()),
+            (vec![0x78, 0x56, 0x34, 0x12], vec![9, 0, 0, 0, 0, 0, 0, 0])
+        );
+        assert_eq!(Affinity::from_bytes(key, value), affinity);
         for (text, family) in
             [("10.96.0.1:443", Family::V4), ("[fd00::1]:443", Family::V6), ("[::1]:80", Family::V6)]
         {

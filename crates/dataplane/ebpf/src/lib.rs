@@ -20,7 +20,8 @@
 //! | what survives a restart | `adoption.rs` |
 //! | loading, kernel features | `object.rs`, `features.rs` |
 //! | attaching, replacing and removing programs | `links.rs`, `cleanup.rs` |
-//! | the root of cgroup v2 | `cgroup.rs` |
+//! | pins that disappear | `pins.rs`, `links.rs` |
+//! | the root of cgroup v2, network namespaces | `cgroup.rs`, `namespaces.rs` |
 //! | connected UDP sockets of endpoints that left | `stale_sockets.rs` |
 //! | counters of Services | `counters.rs` |
 //! | `bpf(2)` and maps in memory, the only unsafe code | `sys.rs` |
@@ -36,8 +37,10 @@ mod frontends;
 mod layout;
 mod links;
 mod maps;
+mod namespaces;
 mod object;
 mod options;
+mod pins;
 mod pools;
 mod ranges;
 mod service;

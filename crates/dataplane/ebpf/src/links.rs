@@ -53,6 +53,22 @@ impl Links {
     }
 }
 
+impl Links {
+    /// What is no longer as [`Links::ensure`] has left it: a link without its cgroup, or without its pin.
+    pub(crate) fn damage(&self) -> Option<String> {
+        let both = self.programs.iter().zip(&self.links);
+        both.into_iter().find_map(|(program, link)| {
+            let path = self.directory.join(program.hook.name);
+            // The kernel detaches a link from a cgroup that is removed.
+            match link_info(link.as_fd()) {
+                Ok(info) if info.cgroup != 0 && path.exists() => None,
+                Ok(info) if info.cgroup != 0 => Some(format!("the pin {} is gone", path.display())),
+                _ => Some(format!("the cgroup of the program {} is gone", program.hook.name)),
+            }
+        })
+    }
+}
+
 /// Takes over the link that an earlier process has left, or makes a new one.
 fn attach(program: &LoadedProgram, path: &Path, cgroup: &Cgroup) -> Result<OwnedFd, Error> {
     if let Ok(link) = open_pinned(path)

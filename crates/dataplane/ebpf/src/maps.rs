@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use crate::error::Error;
-use crate::layout::{KEY_SIZE, PEER_SIZE, RECORD_SIZE};
+use crate::layout::{AFFINITY_SIZE, KEY_SIZE, PEER_SIZE, RECORD_SIZE};
 use crate::options::Sizes;
 use crate::pools::PoolMaps;
 use crate::sys::{HashMapFd, Mapping, PerProcessorArray, open_pinned};
@@ -15,11 +15,15 @@ pub(crate) type ServiceMap = HashMapFd<KEY_SIZE, RECORD_SIZE>;
 /// `datagram_peers`: the cookie of a connected UDP socket to its endpoint.
 pub(crate) type PeerMap = HashMapFd<8, PEER_SIZE>;
 
+/// `affinities`: network namespace and pool to the endpoint that the client used last.
+pub(crate) type AffinityMap = HashMapFd<AFFINITY_SIZE, AFFINITY_SIZE>;
+
 /// Open maps.
 #[derive(Debug)]
 pub(crate) struct Maps {
     pub(crate) services: ServiceMap,
     pub(crate) pools: PoolMaps,
+    pub(crate) affinities: AffinityMap,
     pub(crate) counters: PerProcessorArray,
     pub(crate) namespaces: HashMapFd<8, 4>,
     pub(crate) datagram_peers: PeerMap,
@@ -48,6 +52,7 @@ impl Maps {
         Ok(Maps {
             services: HashMapFd::new(open("services")?),
             pools,
+            affinities: HashMapFd::new(open("affinities")?),
             counters: PerProcessorArray::new(open("counters")?, 2, processors),
             namespaces: HashMapFd::new(open("namespaces")?),
             datagram_peers: HashMapFd::new(open("datagram_peers")?),

@@ -65,6 +65,16 @@ pub(crate) fn load(
     features: Features,
     listed_namespaces_only: bool,
 ) -> Result<Vec<LoadedProgram>, Error> {
+    load_object(OBJECT, directory, sizes, features, listed_namespaces_only)
+}
+
+fn load_object(
+    bytes: &[u8],
+    directory: &Path,
+    sizes: Sizes,
+    features: Features,
+    listed_namespaces_only: bool,
+) -> Result<Vec<LoadedProgram>, Error> {
     // Before 5.11, maps count against this limit.
     if let Err(error) = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {
         debug!(err = %error, "Cannot raise the limit of locked memory");
@@ -87,11 +97,11 @@ pub(crate) fn load(
     for (map, path) in &paths {
         loader.map_pin_path(map, path.as_path());
     }
-    let mut object = loader.load(OBJECT).map_err(|source| Error::Maps(Box::new(source)))?;
+    let mut object = loader.load(bytes).map_err(|source| Error::Maps(Box::new(source)))?;
     let mut programs = Vec::new();
     for hook in HOOKS {
         let program = object.program_mut(hook.name).ok_or(Error::NoProgram(hook.name))?;
-        let refused = |source| Error::Program { program: hook.name, source: Box::new(source) };
+        let refused = |source| Error::program(hook.name, source);
         let loaded = match program {
             Program::CgroupSockAddr(program) => program.load(),
             Program::CgroupSock(program) => program.load(),
@@ -102,4 +112,43 @@ pub(crate) fn load(
         programs.push(LoadedProgram { hook, fd: fd.map_err(|error| refused(error.into()))? });
     }
     Ok(programs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cleanup;
+    use portwarden_testkit::bpf;
+
+    /// Where a section of an ELF file (64 bits, little-endian) starts.
+    fn section(bytes: &[u8], wanted: &str) -> usize {
+        let number = |at: usize, size: usize| {
+            bytes[at..at + size].iter().rev().fold(0_usize, |number, byte| number << 8 | usize::from(*byte))
+        };
+        let header = |index: usize| number(0x28, 8) + index * number(0x3a, 2);
+        let names = number(header(number(0x3e, 2)) + 0x18, 8);
+        let name = |index: usize| &bytes[names + number(header(index), 4)..];
+        let found = (0..number(0x3c, 2))
+            .find(|index| name(*index).starts_with(wanted.as_bytes()) && name(*index)[wanted.len()] == 0);
+        number(header(found.expect("the section exists")) + 0x18, 8)
+    }
+
+    #[test]
+    fn a_program_that_the_verifier_refuses_is_named_with_its_reason() {
+        let mut bytes = OBJECT.to_vec();
+        // r0 = *(u64 *)(r9 + 0), while r9 holds nothing yet.
+        let start = section(&bytes, "cgroup/connect4");
+        bytes[start..start + 8].copy_from_slice(&[0x79, 0x90, 0, 0, 0, 0, 0, 0]);
+        let directory = bpf::pin_directory("refused").unwrap();
+        std::fs::create_dir_all(&directory).unwrap();
+        let sizes = Sizes { endpoints: 16, frontends: 16, counted_ports: 1 };
+        let features = Features { can_set_error: false, node_namespace: None };
+        let error = load_object(&bytes, &directory, sizes, features, false).unwrap_err().to_string();
+        std::fs::remove_dir_all(&directory).unwrap();
+        assert!(error.contains("program connect4 (the verifier's last lines: "), "{error}");
+        assert!(error.contains("R9 !read_ok"), "{error}");
+        assert!(error.contains("use another mode"), "{error}");
+        assert!(error.len() < 1500, "{error}");
+        assert!(!cleanup(&directory).unwrap());
+    }
 }

@@ -3,7 +3,7 @@
 //! The maps themselves are the only copy. One endpoint more or less is a backend, a slot and the pool's word. Anything bigger is written to new slots
 //! first; then the pool's one word leads to them.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -164,6 +164,15 @@ impl Pools {
         self.resting.push_back((now, Resting::Range { first: word.first, order: word.order }));
         self.resting.push_back((now, Resting::Pool(pool)));
         updated
+    }
+
+    /// The number that a pool has for each endpoint which another pool has, too, by the number there.
+    pub(crate) fn counterparts(&self, from: u32, to: u32) -> HashMap<u32, u32> {
+        let address = |number: &u32| self.maps.backends[*number as usize].address();
+        let known: HashMap<SocketAddr, u32> =
+            self.numbers(self.word(to)).map(|number| (address(&number), number)).collect();
+        let all = self.numbers(self.word(from));
+        all.filter_map(|number| Some((number, *known.get(&address(&number))?))).collect()
     }
 
     fn word(&self, pool: u32) -> PoolWord {

@@ -1,23 +1,26 @@
 //! Brings the records and pools of one Service into the maps.
 
 use std::collections::{BTreeSet, HashMap};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
 use portwarden_model::{Exposure, Family, NodeView, PoolKind, PortName, ProxiedPort};
+use tracing::debug;
 
 use crate::adoption::{Earlier, pool_flags};
 use crate::counters::ServiceCounters;
 use crate::error::Error;
 use crate::frontends::{Wanted, wanted};
-use crate::layout::{Key, Record};
-use crate::maps::ServiceMap;
+use crate::layout::{Affinity, Key, Record};
+use crate::maps::{AffinityMap, ServiceMap};
 use crate::pools::{Full, Pools};
 
 /// The maps, and what is in them.
 #[derive(Debug)]
 pub(crate) struct Tables {
     pub(crate) services: ServiceMap,
+    pub(crate) affinities: AffinityMap,
     pub(crate) pools: Pools,
     pub(crate) counters: ServiceCounters,
     /// The records that the kernel has acknowledged.
@@ -71,6 +74,9 @@ impl Tables {
                 written += self.write_pool(installed, port, wanted, kind, now)?;
             }
         }
+        if port.affinity.is_some() {
+            self.carry_clients_over(installed, wanted);
+        }
         let mut keys = Vec::with_capacity(wanted.len());
         for wanted in wanted {
             let pool = wanted.pool.and_then(|kind| *installed.pool(kind));
@@ -98,6 +104,35 @@ impl Tables {
             }
         }
         Ok(written)
+    }
+
+    /// When the policy changes and another pool takes the place of the one so far, clients keep an endpoint that both have.
+    fn carry_clients_over(&self, installed: &InstalledPort, wanted: &[Wanted]) {
+        let is_wanted = |kind| wanted.iter().any(|wanted| wanted.pool == Some(kind));
+        let (from, to) = match (is_wanted(PoolKind::Cluster), is_wanted(PoolKind::Local)) {
+            (true, false) => (installed.local, installed.cluster),
+            (false, true) => (installed.cluster, installed.local),
+            _ => return,
+        };
+        let (Some(from), Some(to)) = (from, to) else { return };
+        if let Err(error) = self.copy_affinities(from, to) {
+            debug!(err = %error, "Clients with session affinity choose an endpoint once more");
+        }
+    }
+
+    fn copy_affinities(&self, from: u32, to: u32) -> io::Result<()> {
+        let counterparts = self.pools.counterparts(from, to);
+        for key in self.affinities.keys()? {
+            let Some(value) = self.affinities.get(&key)? else { continue };
+            let known = Affinity::from_bytes(key, value);
+            if known.pool == from
+                && let Some(backend) = counterparts.get(&known.backend)
+            {
+                let (key, value) = Affinity { pool: to, backend: *backend, ..known }.to_bytes();
+                self.affinities.insert(&key, &value)?;
+            }
+        }
+        Ok(())
     }
 
     /// Removes all that a port has.

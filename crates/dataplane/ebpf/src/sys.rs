@@ -4,6 +4,7 @@
 use std::ffi::CString;
 use std::io;
 use std::marker::PhantomData;
+use std::net::Ipv4Addr;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -15,6 +16,7 @@ use crate::layout::{BackendCell, SlotCell};
 
 /// Commands of `bpf(2)`.
 mod command {
+    pub(super) const MAP_CREATE: u32 = 0;
     pub(super) const MAP_LOOKUP: u32 = 1;
     pub(super) const MAP_UPDATE: u32 = 2;
     pub(super) const MAP_DELETE: u32 = 3;
@@ -131,10 +133,15 @@ impl<const K: usize, const V: usize> HashMapFd<K, V> {
         }
     }
 
-    /// All keys. Complete if nothing else changes the map meanwhile.
+    /// All keys. Complete if nothing else changes the map meanwhile; otherwise some may be missing, or there several times.
     pub(crate) fn keys(&self) -> io::Result<Vec<[u8; K]>> {
+        /// More than any of our maps has. The kernel starts again when the last key is gone.
+        const MOST: usize = 1 << 23;
         let mut keys: Vec<[u8; K]> = Vec::new();
         loop {
+            if keys.len() >= MOST {
+                return Ok(keys);
+            }
             let mut next = [0; K];
             let attribute = Attribute::new().fd(0, self.0.as_fd()).pointer(16, &raw mut next);
             let attribute = match keys.last() {
@@ -226,27 +233,77 @@ pub(crate) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
 
 /// Whether programs at the connect hook may call a helper.
 pub(crate) fn has_helper(helper: i32) -> bool {
-    const CGROUP_SOCK_ADDR: u32 = 18;
-    const INET4_CONNECT: u32 = 10;
-    let instruction = |opcode: u8, registers: u8, immediate: i32| -> u64 {
-        u64::from(opcode) | u64::from(registers) << 8 | u64::from(immediate.cast_unsigned()) << 32
-    };
     // r1 = -1; call helper; r0 = 1; exit
     let program = [
-        instruction(0xb7, 1, -1),
-        instruction(0x85, 0, helper),
-        instruction(0xb7, 0, 1),
-        instruction(0x95, 0, 0),
+        instruction(0xb7, 1, 0, -1),
+        instruction(0x85, 0, 0, helper),
+        instruction(0xb7, 0, 0, 1),
+        instruction(0x95, 0, 0, 0),
     ];
+    load_connect_program(&program).is_ok()
+}
+
+/// The destination by which the program of [`load_cookie_probe`] knows a connection. The range is reserved, and no host has it.
+pub(crate) const COOKIE_PROBE_ADDRESS: (Ipv4Addr, u16) = (Ipv4Addr::new(240, 80, 87, 1), 9);
+
+/// A program for the connect hook that writes the cookie of the network namespace into the map, for connections to [`COOKIE_PROBE_ADDRESS`].
+pub(crate) fn load_cookie_probe(map: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    const GET_NETNS_COOKIE: i32 = 122;
+    const MAP_UPDATE_ELEM: i32 = 2;
+    let address = u32::from_ne_bytes(COOKIE_PROBE_ADDRESS.0.octets()).cast_signed();
+    let program = [
+        // w2 = ctx->user_ip4; if it is another address, go to the end
+        instruction(0x61, 0x12, 4, 0),
+        instruction(0x56, 2, 11, address),
+        // cookie = bpf_get_netns_cookie(ctx), key = 0
+        instruction(0x85, 0, 0, GET_NETNS_COOKIE),
+        instruction(0x7b, 0x0a, -8, 0),
+        instruction(0x62, 0x0a, -12, 0),
+        // bpf_map_update_elem(map, &key, &cookie, 0)
+        instruction(0x18, 0x11, 0, map.as_raw_fd()),
+        instruction(0, 0, 0, 0),
+        instruction(0xbf, 0xa2, 0, 0),
+        instruction(0x07, 2, 0, -12),
+        instruction(0xbf, 0xa3, 0, 0),
+        instruction(0x07, 3, 0, -8),
+        instruction(0xb7, 4, 0, 0),
+        instruction(0x85, 0, 0, MAP_UPDATE_ELEM),
+        // return 1
+        instruction(0xb7, 0, 0, 1),
+        instruction(0x95, 0, 0, 0),
+    ];
+    load_connect_program(&program)
+}
+
+/// One instruction: the destination register is in the lower half of `registers`, the source in the upper half.
+fn instruction(opcode: u8, registers: u8, offset: i16, immediate: i32) -> u64 {
+    u64::from(opcode)
+        | u64::from(registers) << 8
+        | u64::from(offset.cast_unsigned()) << 16
+        | u64::from(immediate.cast_unsigned()) << 32
+}
+
+fn load_connect_program(program: &[u64]) -> io::Result<OwnedFd> {
+    const CGROUP_SOCK_ADDR: u32 = 18;
+    const INET4_CONNECT: u32 = 10;
+    let count = u32::try_from(program.len()).map_err(io::Error::other)?;
     let license = c"GPL";
     let attribute = Attribute::new()
         .u32(0, CGROUP_SOCK_ADDR)
-        .u32(4, 4)
+        .u32(4, count)
         .pointer(8, program.as_ptr())
         .pointer(16, license.as_ptr())
         .u32(68, INET4_CONNECT);
-    // SAFETY: the program has the four instructions stated, the licence a final zero; both outlive the call.
-    unsafe { attribute.call_for_descriptor(command::PROGRAM_LOAD) }.is_ok()
+    // SAFETY: the program has as many instructions as stated, the licence a final zero; both outlive the call.
+    unsafe { attribute.call_for_descriptor(command::PROGRAM_LOAD) }
+}
+
+/// An array of one value.
+pub(crate) fn create_array(value_size: u32) -> io::Result<OwnedFd> {
+    const ARRAY: u32 = 2;
+    let attribute = Attribute::new().u32(0, ARRAY).u32(4, 4).u32(8, value_size).u32(12, 1);
+    // SAFETY: the attribute holds no addresses.
+    unsafe { attribute.call_for_descriptor(command::MAP_CREATE) }
 }
 
 /// The cookie of the network namespace in which a socket was opened. Kernels from 5.14 on have it.

@@ -4,12 +4,14 @@ mod common;
 
 use std::fs;
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use common::{Node, links};
 use portwarden_ebpf::{Ebpf, Options, Sizes, cleanup};
 use portwarden_model::Family;
 use portwarden_testkit::build::{ServiceBuilder, ToEvent, port, service};
+use portwarden_testkit::wait::until;
 use portwarden_testkit::{Host, Transport, bpf};
 
 fn numbered(number: u8) -> ServiceBuilder {
@@ -112,6 +114,71 @@ fn pins_that_are_removed_come_back() -> Result<()> {
     ensure!(answers(node.topology.pod(1), 10)?, "the programs are still attached");
     node.full_sync().map_err(|error| anyhow::anyhow!("{error}"))?;
     ensure!(fs::read_dir(links(&node))?.count() == 9, "they are pinned again");
+    Ok(())
+}
+
+#[test]
+fn clients_keep_their_endpoint_when_the_internal_policy_changes() -> Result<()> {
+    let mut node = Node::new("policy")?;
+    for pod in node.topology.pods() {
+        pod.serve(Transport::Tcp, 8080)?;
+    }
+    let sticky = || numbered(10).affinity(600);
+    node.apply(sticky(), "web-10", &port(8080), &[0, 1, 2]);
+    node.sync()?;
+    let homes = |node: &Node| -> Result<Vec<String>> {
+        let of = |host: &Host| Ok(host.probe().tcp(target(10))?.host().context("an answer")?.to_owned());
+        node.topology.pods().iter().map(of).collect()
+    };
+    let before = homes(&node)?;
+    for round in 0..6 {
+        let local = round % 2 == 0;
+        let service = if local { sticky().internal_policy_local() } else { sticky() };
+        node.cluster.apply(service.build().event());
+        ensure!(node.sync()?.written > 0, "another pool serves");
+        ensure!(homes(&node)? == before, "round {round}: {:?} were {before:?}", homes(&node)?);
+    }
+    Ok(())
+}
+
+#[test]
+fn what_disappears_is_noticed_within_seconds_and_repaired() -> Result<()> {
+    let cgroup = bpf::cgroup()?.join("noticed");
+    fs::create_dir_all(&cgroup)?;
+    let path = cgroup.clone();
+    let mut node = Node::with("noticed", move |options| options.cgroup = Some(path))?;
+    node.apply(numbered(10), "web-10", &port(8080), &[0]);
+    node.sync()?;
+    let later = |seconds| Instant::now() + Duration::from_secs(seconds);
+    let due = node.next_deadline().context("a check is due")?;
+    ensure!(due <= later(10), "within seconds");
+    ensure!(node.poll(later(11)).is_empty(), "nothing is missing");
+    let mut entries = fs::read_dir(&node.options.pin_directory)?.flatten();
+    let maps = entries.find(|entry| entry.file_name().to_string_lossy().starts_with("maps-"));
+    let maps = maps.context("the maps are pinned")?.path();
+    for gone in [links(&node).join("connect4"), maps.join("affinities"), cgroup.clone()] {
+        if gone == cgroup {
+            fs::remove_dir(&gone)?;
+        } else {
+            fs::remove_file(&gone)?;
+        }
+        // The kernel detaches programs after it has removed the cgroup.
+        let found = until(common::TIMEOUT, "a notification", || {
+            let found = node.poll(later(30));
+            (!found.is_empty()).then_some(found)
+        })?;
+        let text = format!("{found:?}");
+        ensure!(text.contains("is gone") && found.len() == 1, "{text}");
+        ensure!(node.poll(later(60)).is_empty(), "it is reported once");
+        if gone == cgroup {
+            fs::create_dir(&gone)?;
+        }
+        node.full_sync().map_err(|error| anyhow::anyhow!("{error}"))?;
+        ensure!(gone.exists(), "{} is back", gone.display());
+        ensure!(node.poll(later(30)).is_empty(), "all is well again");
+    }
+    drop(node);
+    fs::remove_dir(&cgroup)?;
     Ok(())
 }
 

@@ -1,16 +1,18 @@
-//! How long a TCP connection from a pod to a pod of the same node takes to establish, and how many can be made and closed in a second.
+//! What TCP between two pods of the same node costs: establishing a connection, a connection with one request and one response, and a request and
+//! response on a connection that is open.
 //!
-//! All setups stand side by side, each in a node of its own, and take turns. One thread does everything; the servers only listen, so that the
-//! handshake runs within the call. Each connection goes to a random Service. Programs are attached to a cgroup for each setup, and this
-//! process moves into it for its turn.
+//! All setups stand side by side, each in a node of its own, and take turns. One thread is client and server, so that everything runs within its calls
+//! and no scheduler is measured. Each connection goes to a random Service. Programs are attached to a cgroup for each setup, and this process moves into
+//! it for its turn.
 
 use std::fs;
-use std::net::{SocketAddr, TcpListener};
-use std::os::fd::AsRawFd;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrStorage, connect, setsockopt, socket, sockopt,
 };
@@ -26,10 +28,13 @@ const SERVICES: [usize; 3] = [1, 5_000, 30_000];
 const BATCH: usize = 200;
 /// As many go first, to warm the caches that others used.
 const WARM_UP: usize = 20;
+/// Connections with a request and a response in a row.
+const SHORT_BATCH: usize = 60;
+/// Requests in a row on one connection.
+const REQUEST_BATCH: usize = 200;
 
-/// What leaves connection tracking in the variant `notrack`: packets from pod to pod.
-const NOTRACK: &str = "table ip untracked { chain prerouting { type filter hook prerouting priority raw; \
-    ip saddr 10.244.0.0/16 ip daddr 10.244.0.0/16 notrack; }; }";
+/// What is measured.
+const MEASURES: [&str; 3] = ["connect", "connect, request, close", "request on an open connection"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -62,8 +67,8 @@ struct Setup {
     targets: Vec<SocketAddr>,
     cgroup: PathBuf,
     pins: Option<PathBuf>,
-    microseconds: Vec<f64>,
-    per_second: Vec<f64>,
+    /// One list for each of [`MEASURES`].
+    microseconds: [Vec<f64>; 3],
 }
 
 pub(crate) fn run(effort: Effort) -> Result<()> {
@@ -75,7 +80,7 @@ pub(crate) fn run(effort: Effort) -> Result<()> {
         }
     }
     let rounds = effort.choose(40, 200);
-    println!("connect: {} connections through each of {} setups, in turns", rounds * BATCH, setups.len());
+    println!("{} connections through each of {} setups, in turns", rounds * BATCH, setups.len());
     let mut dice = 0x9E37_79B9_7F4A_7C15_u64;
     for round in 0..rounds {
         // The order changes, since each leaves its own data in the caches.
@@ -118,7 +123,9 @@ impl Setup {
             let desired = cluster.desired(Family::V4);
             let _inside = topology.node().namespace().enter()?;
             let failed = |error: portwarden_model::SyncError| anyhow::anyhow!("{error}");
-            let mut below = Nftables::new(&[Family::V4], NftablesOptions::default())?;
+            let untracked_pods = kind == Kind::EbpfNotrack;
+            let own = NftablesOptions { untracked_pods, ..NftablesOptions::default() };
+            let mut below = Nftables::new(&[Family::V4], own)?;
             below.sync(desired, &Changes::everything(), Instant::now()).map_err(failed)?;
             if matches!(kind, Kind::Ebpf | Kind::EbpfNotrack) {
                 let directory = bpf::pin_directory(&name)?;
@@ -133,12 +140,9 @@ impl Setup {
                 pins = Some(directory);
             }
         }
-        if kind == Kind::EbpfNotrack {
-            topology.node().command("nft").arg(NOTRACK).run()?;
-        }
         println!("connect: {} with {services} Services is ready", kind.name());
-        let (microseconds, per_second) = (Vec::new(), Vec::new());
-        Ok(Setup { kind, services, topology, listeners, targets, cgroup, pins, microseconds, per_second })
+        let microseconds = Default::default();
+        Ok(Setup { kind, services, topology, listeners, targets, cgroup, pins, microseconds })
     }
 
     fn run(&mut self, dice: &mut u64) -> Result<()> {
@@ -151,62 +155,102 @@ impl Setup {
             let index = usize::try_from(*dice >> 32).unwrap_or(0) % self.targets.len();
             SockaddrStorage::from(self.targets[index])
         };
+        let [connects, short, requests] = &mut self.microseconds;
         for _ in 0..WARM_UP {
             connect_once(&target())?;
         }
-        let started = Instant::now();
         for _ in 0..BATCH {
-            let took = connect_once(&target())?;
-            self.microseconds.push(took);
+            let (_, took) = connect_once(&target())?;
+            connects.push(took);
         }
-        self.per_second.push(BATCH as f64 / started.elapsed().as_secs_f64());
         for listener in &self.listeners {
             while listener.accept().is_ok() {}
+        }
+        for _ in 0..SHORT_BATCH {
+            let to = target();
+            let started = Instant::now();
+            let (client, _) = connect_once(&to)?;
+            exchange(&mut TcpStream::from(client), &mut accept(&self.listeners)?)?;
+            short.push(started.elapsed().as_secs_f64() * 1e6);
+        }
+        let mut client = TcpStream::from(connect_once(&target())?.0);
+        let mut server = accept(&self.listeners)?;
+        for _ in 0..REQUEST_BATCH {
+            let started = Instant::now();
+            exchange(&mut client, &mut server)?;
+            requests.push(started.elapsed().as_secs_f64() * 1e6);
         }
         Ok(())
     }
 }
 
-/// Connects, resets, and returns how long the connection took, in microseconds.
-fn connect_once(to: &SockaddrStorage) -> Result<f64> {
+/// Connects a socket that is reset when it is closed, and says how long the connection took, in microseconds.
+fn connect_once(to: &SockaddrStorage) -> Result<(OwnedFd, f64)> {
     let descriptor = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
     let reset = nix::libc::linger { l_onoff: 1, l_linger: 0 };
     setsockopt(&descriptor, sockopt::Linger, &reset)?;
     let started = Instant::now();
     connect(descriptor.as_raw_fd(), to).with_context(|| format!("connecting to {to:?}"))?;
-    Ok(started.elapsed().as_secs_f64() * 1e6)
+    Ok((descriptor, started.elapsed().as_secs_f64() * 1e6))
 }
 
+/// The other end of a connection that was just made.
+fn accept(listeners: &[TcpListener]) -> Result<TcpStream> {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < deadline {
+        if let Some((server, _)) = listeners.iter().find_map(|listener| listener.accept().ok()) {
+            server.set_nonblocking(false)?;
+            server.set_nodelay(true)?;
+            return Ok(server);
+        }
+    }
+    bail!("no connection arrives")
+}
+
+/// A request of 64 bytes, and a response of as many.
+fn exchange(client: &mut TcpStream, server: &mut TcpStream) -> Result<()> {
+    let mut message = [7; 64];
+    client.write_all(&message)?;
+    server.read_exact(&mut message)?;
+    server.write_all(&message)?;
+    client.read_exact(&mut message)?;
+    Ok(())
+}
+
+/// A row of the table: percentiles of each measure.
+type Figures = (Kind, usize, [[f64; 2]; 3]);
+
 fn print(setups: &mut [Setup]) {
-    let figures: Vec<(Kind, usize, [f64; 3])> = setups
+    let figures: Vec<Figures> = setups
         .iter_mut()
         .map(|setup| {
-            let times = &mut setup.microseconds;
-            let figures =
-                [percentile(times, 50), percentile(times, 99), percentile(&mut setup.per_second, 50)];
-            (setup.kind, setup.services, figures)
+            let both = |times: &mut Vec<f64>| [percentile(times, 50), percentile(times, 99)];
+            (setup.kind, setup.services, setup.microseconds.each_mut().map(both))
         })
         .collect();
-    let find = |kind, services| {
-        let found = figures.iter().find(|(k, s, _)| *k == kind && (*s == services || kind == Kind::Direct));
-        found.map_or([f64::NAN; 3], |(_, _, figures)| *figures)
-    };
     println!(
-        "\nconnecting from a pod to a pod of the same node, IPv4; ratios to a direct connection and to nftables"
+        "\nfrom a pod to a pod of the same node, IPv4; microseconds, and ratios of the medians to a direct connection and to nftables"
     );
-    println!(
-        "| Services | path | connect p50 us | p99 us | connections/s | p50 : direct | p50 : nftables | rate : direct |"
-    );
-    println!("|---|---|---|---|---|---|---|---|");
-    for (kind, services, [p50, p99, rate]) in &figures {
-        let [direct, _, direct_rate] = find(Kind::Direct, 0);
-        let [nftables, ..] = find(Kind::Nftables, *services);
-        let ratio = if *kind == Kind::Direct { "-".to_owned() } else { format!("{:.2}", p50 / nftables) };
-        println!(
-            "| {services} | {} | {p50:.1} | {p99:.1} | {rate:.0} | {:.2} | {ratio} | {:.2} |",
-            kind.name(),
-            p50 / direct,
-            rate / direct_rate
-        );
+    for (measure, name) in MEASURES.into_iter().enumerate() {
+        println!("\n| Services | {name} | p50 us | p99 us | per second | p50 : direct | p50 : nftables |");
+        println!("|---|---|---|---|---|---|---|");
+        let p50 = |wanted: Kind, services: usize| {
+            let same = |(kind, count, _): &&Figures| {
+                *kind == wanted && (*count == services || wanted == Kind::Direct)
+            };
+            figures.iter().find(same).map_or(f64::NAN, |(_, _, all)| all[measure][0])
+        };
+        for (kind, services, all) in &figures {
+            let [median, high] = all[measure];
+            let ratio =
+                |other: f64| if other.is_nan() { "-".to_owned() } else { format!("{:.2}", median / other) };
+            println!(
+                "| {services} | {} | {median:.1} | {high:.1} | {:.0} | {} | {} |",
+                kind.name(),
+                1e6 / median,
+                ratio(p50(Kind::Direct, 0)),
+                ratio(p50(Kind::Nftables, *services))
+            );
+        }
     }
 }

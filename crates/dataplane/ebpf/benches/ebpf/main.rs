@@ -61,7 +61,9 @@ pub(crate) fn cluster_ip(service: usize) -> [u8; 4] {
 
 /// A cluster of Services with one TCP port each, whose endpoints `endpoints` lists.
 pub(crate) fn cluster(services: usize, endpoints: impl Fn(usize) -> Vec<String>) -> Cluster {
-    let mut cluster = Cluster::new(Settings::new("node-a"));
+    // Pods of the testkit's topology.
+    let pod_ranges = vec!["10.244.0.0/16".parse().expect("a range")];
+    let mut cluster = Cluster::new(Settings { pod_ranges, ..Settings::new("node-a") });
     cluster.apply(node("node-a").ip("192.168.0.2").build().event());
     for number in 0..services {
         let [a, b, c, d] = cluster_ip(number);

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use portwarden_ebpf::{Ebpf, Options, ServiceCounters, Sizes, cleanup};
-use portwarden_model::{Changes, Cluster, Dataplane, Event, Family, Kind, NodePortRange, Report, SyncError};
+use portwarden_model::{
+    Changes, Cluster, Dataplane, Event, Family, Kind, NodePortRange, Notification, Report, SyncError,
+};
 use portwarden_nftables::{Nftables, Options as NftablesOptions};
 use portwarden_testkit::build::{
     NodeBuilder, PortBuilder, ServiceBuilder, ToEvent, endpoint, node, service_cidr, slice,
@@ -104,6 +106,18 @@ impl Node {
         let desired = self.cluster.desired(family);
         nftables.sync(desired, changes, Instant::now())?;
         ebpf.sync(desired, changes, Instant::now())
+    }
+
+    /// When the programs' layer wants to be polled.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        self.layers.as_ref().and_then(|(_, ebpf)| ebpf.next_deadline())
+    }
+
+    /// What the programs' layer has noticed.
+    pub(crate) fn poll(&mut self, now: Instant) -> Vec<Notification> {
+        let namespace = self.topology.node().namespace().clone();
+        let _inside = namespace.enter().expect("a namespace that we hold");
+        self.layers.as_mut().map(|(_, ebpf)| ebpf.poll(now)).unwrap_or_default()
     }
 
     /// Applies a Service with these pods as endpoints, by number, in both families.
