@@ -84,16 +84,22 @@ impl ObservedFrontend {
 
     /// The differences from what should be, one sentence each.
     pub fn differences(&self, desired: &ObservedFrontend) -> Vec<String> {
+        self.compare(desired, &SHOULD)
+    }
+
+    /// The differences from what would be, one sentence each.
+    pub fn changes_to(&self, after: &ObservedFrontend) -> Vec<String> {
+        self.compare(after, &WOULD)
+    }
+
+    fn compare(&self, desired: &ObservedFrontend, words: &Words) -> Vec<String> {
         let mut found = Vec::new();
+        let mut side = |which, seen, wanted| found.extend(difference(which, seen, wanted, words));
         if self.from_node == self.from_elsewhere && desired.from_node == desired.from_elsewhere {
-            found.extend(difference("connections", &self.from_node, &desired.from_node));
+            side("connections", &self.from_node, &desired.from_node);
         } else {
-            found.extend(difference("connections from this node", &self.from_node, &desired.from_node));
-            found.extend(difference(
-                "connections from elsewhere",
-                &self.from_elsewhere,
-                &desired.from_elsewhere,
-            ));
+            side("connections from this node", &self.from_node, &desired.from_node);
+            side("connections from elsewhere", &self.from_elsewhere, &desired.from_elsewhere);
         }
         // Without endpoints there is nothing to masquerade.
         let forwards = matches!(self.from_elsewhere, Treatment::Forwarded(_))
@@ -102,13 +108,24 @@ impl ObservedFrontend {
             && forwards
             && seen != wanted
         {
-            found.push(format!("masqueraded are {}; it should be {}", whose(seen), whose(wanted)));
+            let verb = words.verb;
+            found.push(format!("masqueraded are {}; it {verb} be {}", whose(seen), whose(wanted)));
         }
         found
     }
 }
 
-fn difference(which: &str, seen: &Treatment, wanted: &Treatment) -> Option<String> {
+/// How a difference is put into words.
+struct Words {
+    verb: &'static str,
+    missing: &'static str,
+    extra: &'static str,
+}
+
+const SHOULD: Words = Words { verb: "should", missing: "do not reach", extra: "still reach" };
+const WOULD: Words = Words { verb: "would", missing: "would also reach", extra: "would no longer reach" };
+
+fn difference(which: &str, seen: &Treatment, wanted: &Treatment, words: &Words) -> Option<String> {
     if seen == wanted {
         return None;
     }
@@ -120,14 +137,14 @@ fn difference(which: &str, seen: &Treatment, wanted: &Treatment) -> Option<Strin
         let extra: Vec<_> = seen.difference(wanted).collect();
         let mut parts = Vec::new();
         if !missing.is_empty() {
-            parts.push(format!("do not reach {}", list(missing)));
+            parts.push(format!("{} {}", words.missing, list(missing)));
         }
         if !extra.is_empty() {
-            parts.push(format!("still reach {}", list(extra)));
+            parts.push(format!("{} {}", words.extra, list(extra)));
         }
         return Some(format!("{which} {}", parts.join(" and ")));
     }
-    Some(format!("{which} are {seen}; they should be {wanted}"))
+    Some(format!("{which} are {seen}; they {} be {wanted}", words.verb))
 }
 
 fn whose(masquerade: Masquerade) -> &'static str {

@@ -187,6 +187,41 @@ fn doctor_finds_what_is_wrong_with_the_node_and_says_how_to_cure_it() -> Result<
     Ok(())
 }
 
+/// What README.md says: `sudo portwarden doctor`, and nothing else.
+#[test]
+fn doctor_without_flags_takes_those_of_the_running_process() -> Result<()> {
+    let rig = started("nftables")?;
+    let output = run(&rig, &["doctor"])?;
+    for words in [
+        "ok       configuration      the configuration of the running process (",
+        "is valid; mode nftables",
+        "ok       leftovers          no rules of other modes",
+        "ok       source             the manifests in ",
+        "2 Services with IPv4",
+    ] {
+        ensure!(output.stdout.contains(words), "{words}: {}", output.stdout);
+    }
+    let output = run(&rig, &["diff"])?;
+    ensure!(output.code == Some(0), "{output:?}");
+    Ok(())
+}
+
+#[test]
+fn rules_of_another_program_that_cannot_be_read_are_named() -> Result<()> {
+    let rig = rig()?;
+    rig.node().command("nft").args(["add table ip kube-proxy; add chain ip kube-proxy services"]).run()?;
+    for mode in ["nftables", "iptables"] {
+        let output = run_with_flags(&rig, mode, &["diff"])?;
+        ensure!(output.code == Some(1), "{output:?}");
+        ensure!(
+            output.stdout.starts_with("The kernel has the table kube-proxy of another program"),
+            "{}",
+            output.stdout
+        );
+    }
+    Ok(())
+}
+
 #[test]
 fn diff_shows_what_would_change_and_changes_nothing() -> Result<()> {
     let empty = rig()?;
@@ -224,7 +259,16 @@ fn diff_shows_what_would_change_and_changes_nothing() -> Result<()> {
         );
         if mode == "iptables" {
             let output = rig.program().args(["diff", "--show", "rules"]).args(&other).output()?;
-            ensure!(output.stdout.contains("IPv4: -A KUBE-SERVICES"), "{}", output.stdout);
+            ensure!(
+                output.stdout.contains("\nIPv4: + filter -A KUBE-SERVICES -d 10.96.0.12/32"),
+                "{}",
+                output.stdout
+            );
+            ensure!(
+                !output.stdout.contains("10.96.0.10/32"),
+                "rules that stay are not shown: {}",
+                output.stdout
+            );
             let output = run_with_flags(&rig, "nftables", &["diff", "-o", "json"])?;
             let answer = json(&output)?;
             ensure!(answer["modeBefore"] == "iptables" && answer["modeAfter"] == "nftables", "{answer}");

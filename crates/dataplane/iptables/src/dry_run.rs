@@ -11,6 +11,7 @@ use crate::family_rules::is_large;
 use crate::options::Options;
 use crate::plan::Plan;
 use crate::render::{Context, FixedRules, InvalidPackets, Mark, pod_match};
+use crate::rule_difference::RuleDifference;
 use crate::ruleset::Ruleset;
 
 /// The rules of one family on a node that starts empty. Each sync is taken for successful, and the kernel for one with all features.
@@ -61,13 +62,13 @@ impl DryRun {
         transaction
     }
 
-    /// What a full sync would write on this node: the chains that differ from those that the tables have, and the stale ones. Reads the
-    /// tables and changes nothing.
-    pub fn difference(&self, desired: &Desired, programs: &Programs) -> Result<Transaction, crate::Error> {
+    /// What a full sync would change on this node, rule by rule. Reads the tables and changes nothing.
+    pub fn difference(&self, desired: &Desired, programs: &Programs) -> Result<RuleDifference, crate::Error> {
         let (plan, _) = self.plan(desired, &Changes::everything());
-        let save = |table| programs.save(table, |_| false);
+        let save = |table| programs.save(table, |_| true);
         let mut saved = SavedTables { filter: Some(save(Table::Filter)?), nat: Some(save(Table::Nat)?) };
-        Ok(Draft::new(&plan.pending, self.family).compare(&mut saved))
+        let transaction = Draft::new(&plan.pending, self.family).compare(&mut saved);
+        Ok(RuleDifference::new(&transaction, &saved, self.family))
     }
 
     /// The chains of the nat table that a full sync of an empty node names before it renders their rules.

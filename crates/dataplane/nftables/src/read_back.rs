@@ -49,6 +49,11 @@ impl ReadBack {
         Ok(ReadBack { family, kernel, owner })
     }
 
+    /// The name of the table, if another program wrote it, such as kube-proxy in its nftables mode. Nothing can be read from it.
+    pub fn table_of_another_program(&self) -> Option<&'static str> {
+        (self.owner == Owner::Other).then_some(TABLE)
+    }
+
     /// What the kernel does with connections to a frontend.
     pub fn frontend(&mut self, key: &FrontendKey) -> Result<ObservedFrontend, Error> {
         let mut observed = ObservedFrontend::not_served();

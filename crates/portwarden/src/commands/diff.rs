@@ -22,14 +22,14 @@ pub(super) const COMMAND: Command = Command {
     arguments: "[flags]",
     summary: "what a configuration, a mode or manifests would change in the kernel",
     about: "Reads what the kernel holds, in whatever mode and by whichever proxy it was written, and compares it with what Portwarden would \
-            hold with these flags. Nothing is changed. In mode iptables it also prints the lines that iptables-restore would read, so that \
-            it shows what Portwarden would do on this node that kube-proxy does not.",
+            hold with these flags; without flags, with those of the running process. Nothing is changed. In mode iptables it also compares \
+            rule by rule, so that it shows what Portwarden would do on this node that kube-proxy does not.",
     flags: &[CommandFlag {
         name: "show",
         letter: None,
         placeholder: "WHAT",
-        help: "frontends: each address of a Service whose connections would be treated differently. rules: the lines that would be written, \
-               too, in modes that write text.",
+        help: "frontends: each address of a Service whose connections would be treated differently. rules: in mode iptables also each rule \
+               that would be added or removed, and the chains whose rules would be in another order.",
         values: &["frontends", "rules"],
     }],
     takes_proxy_flags: true,
@@ -42,7 +42,7 @@ pub(super) const COMMAND: Command = Command {
         ("sudo portwarden diff --manifests examples --proxy-mode nftables", "a folder of manifests"),
         (
             "sudo portwarden diff --kubeconfig /var/lib/kube-proxy/kubeconfig.conf --proxy-mode iptables --show rules",
-            "what Portwarden would write on a node where kube-proxy runs",
+            "what Portwarden would change on a node where kube-proxy runs",
         ),
     ],
     exit_codes: &[
@@ -79,24 +79,26 @@ fn run(request: &Request) -> anyhow::Result<Answer> {
         .into_iter()
         .filter(|family| *family == Family::V4 || has_ipv6(std::path::Path::new("/proc")))
         .collect();
-    let before = in_force(config.mode, &families)?;
+    let before = Before::read(config.mode, &families)?;
     let cluster = explain::read_cluster(&config, flags::reported_version(None))?;
     let mut changes = Vec::new();
     for family in &families {
-        let seen = before.as_ref().map(|(_, seen)| seen[family].clone()).unwrap_or_default();
-        changes.extend(compare(*family, &seen, cluster.desired(*family)));
+        let nothing = Frontends::new();
+        let seen = before.frontends.get(family).unwrap_or(&nothing);
+        changes.extend(compare(*family, seen, cluster.desired(*family)));
     }
     let settings = Kernel::default().pending(&config.conntrack);
     let rules = match request.value("show") {
         Some("rules") => rules(&config, &cluster, &families)?,
-        _ => Vec::new(),
+        _ => Some(Vec::new()),
     };
-    let mode_before = before.as_ref().map(|(mode, _)| mode.as_str());
-    let other_mode = before.as_ref().is_none_or(|(mode, _)| *mode != config.mode);
-    let different = other_mode || !changes.is_empty() || !settings.is_empty() || !rules.is_empty();
-    let text = text(mode_before, config.mode, &changes, &settings, &rules);
+    let other_rules = before.mode != Some(config.mode) || before.unreadable.is_some();
+    let changed_rules = rules.as_ref().is_some_and(|rules| !rules.is_empty());
+    let different = other_rules || !changes.is_empty() || !settings.is_empty() || changed_rules;
+    let text = text(&before, config.mode, &changes, &settings, rules.as_deref());
     let json = json!({
-        "modeBefore": mode_before, "modeAfter": config.mode.as_str(), "frontends": changes,
+        "modeBefore": before.mode.map(Mode::as_str), "unreadable": before.unreadable, "modeAfter": config.mode.as_str(),
+        "frontends": changes,
         "settings": settings.iter().map(|(name, before, after)| json!({"name": name, "before": before, "after": after})).collect::<Vec<_>>(),
         "rules": rules,
     });
@@ -105,29 +107,42 @@ fn run(request: &Request) -> anyhow::Result<Answer> {
 
 type Frontends = BTreeMap<FrontendKey, ObservedFrontend>;
 
-/// The mode whose rules the kernel has, and what they do. The wanted mode counts first: rules of others may be leftovers.
-fn in_force(
-    wanted: Mode,
-    families: &[Family],
-) -> anyhow::Result<Option<(Mode, BTreeMap<Family, Frontends>)>> {
-    let mut modes = Mode::ALL.to_vec();
-    modes.sort_by_key(|mode| *mode != wanted);
-    for mode in modes {
-        let mut seen: BTreeMap<Family, Frontends> = BTreeMap::new();
-        for family in families {
-            let found = seen.entry(*family).or_default();
-            // A mode that this host cannot have has no rules here.
-            let Ok(Some(mut kernel)) = mode.read_back(*family) else { continue };
-            for key in kernel.frontends()? {
-                let frontend = kernel.frontend(&key)?;
-                found.insert(key, frontend);
+/// What the kernel has for Services.
+#[derive(Default)]
+struct Before {
+    /// The mode in which rules were written; `None` if there are none.
+    mode: Option<Mode>,
+    frontends: BTreeMap<Family, Frontends>,
+    /// Rules that are there and cannot be read.
+    unreadable: Option<String>,
+}
+
+impl Before {
+    /// The wanted mode counts first: rules of others may be leftovers.
+    fn read(wanted: Mode, families: &[Family]) -> anyhow::Result<Self> {
+        let mut modes = Mode::ALL.to_vec();
+        modes.sort_by_key(|mode| *mode != wanted);
+        let mut unreadable = Before::default();
+        for mode in modes {
+            let mut frontends: BTreeMap<Family, Frontends> = BTreeMap::new();
+            for family in families {
+                let found = frontends.entry(*family).or_default();
+                // A mode that this host cannot have has no rules here.
+                let Ok(Some(mut kernel)) = mode.read_back(*family) else { continue };
+                for key in kernel.frontends()? {
+                    let frontend = kernel.frontend(&key)?;
+                    found.insert(key, frontend);
+                }
+                if let Some(what) = kernel.unreadable().filter(|_| unreadable.mode.is_none()) {
+                    unreadable = Before { mode: Some(mode), unreadable: Some(what), ..Before::default() };
+                }
+            }
+            if frontends.values().any(|found| !found.is_empty()) {
+                return Ok(Before { mode: Some(mode), frontends, unreadable: None });
             }
         }
-        if seen.values().any(|found| !found.is_empty()) {
-            return Ok(Some((mode, seen)));
-        }
+        Ok(unreadable)
     }
-    Ok(None)
 }
 
 fn compare(family: Family, seen: &Frontends, desired: &Desired) -> Vec<Change> {
@@ -151,8 +166,7 @@ fn compare(family: Family, seen: &Frontends, desired: &Desired) -> Vec<Change> {
             (None, Some((_, after))) => row(ChangeKind::Added, treatments(after)),
             (Some(before), None) => row(ChangeKind::Removed, treatments(before)),
             (Some(before), Some((_, after))) => {
-                // What should be is what will be.
-                let details = before.differences(after);
+                let details = before.changes_to(after);
                 if details.is_empty() { None } else { row(ChangeKind::Changed, details) }
             }
             (None, None) => None,
@@ -172,29 +186,37 @@ fn treatments(frontend: &ObservedFrontend) -> Vec<String> {
     ]
 }
 
-fn rules(config: &Config, cluster: &Cluster, families: &[Family]) -> anyhow::Result<Vec<String>> {
+/// Which rules would change; `None` if the mode writes no text.
+fn rules(config: &Config, cluster: &Cluster, families: &[Family]) -> anyhow::Result<Option<Vec<String>>> {
     let mut lines = Vec::new();
     for family in families {
-        if let Some(text) = config.mode.preview(config, cluster.desired(*family))? {
-            lines.extend(text.lines().map(|line| format!("{family}: {line}")));
-        }
+        let Some(rules) = config.mode.preview(config, cluster.desired(*family))? else { return Ok(None) };
+        lines.extend(rules.iter().map(|rule| format!("{family}: {rule}")));
     }
-    Ok(lines)
+    Ok(Some(lines))
 }
 
 fn text(
-    before: Option<&str>,
+    before: &Before,
     after: Mode,
     changes: &[Change],
     settings: &[(&'static str, u64, u64)],
-    rules: &[String],
+    rules: Option<&[String]>,
 ) -> String {
-    let mut text = match before {
-        None => format!("The kernel has no rules for Services; they would be written in mode {after}.\n"),
-        Some(mode) if mode == after.as_str() => {
+    let mut text = match (before.mode, &before.unreadable) {
+        (None, _) => {
+            format!("The kernel has no rules for Services; they would be written in mode {after}.\n")
+        }
+        (Some(mode), Some(what)) => format!(
+            "The kernel has {what} of another program, presumably kube-proxy in mode {mode}. Portwarden cannot read it, so every address is listed \
+             as an addition. Mode {after} would replace it.\n"
+        ),
+        (Some(mode), None) if mode == after => {
             format!("The kernel has rules of mode {mode}, which stays.\n")
         }
-        Some(mode) => format!("The kernel has rules of mode {mode}; mode {after} would replace them.\n"),
+        (Some(mode), None) => {
+            format!("The kernel has rules of mode {mode}; mode {after} would replace them.\n")
+        }
     };
     // Writing to a string cannot fail.
     for Change { kind, family, frontend, service, details } in changes {
@@ -209,8 +231,13 @@ fn text(
     for (name, before, after) in settings {
         let _ = writeln!(text, "~ net.netfilter.{name}: {before}, would be {after}");
     }
-    for line in rules {
-        let _ = writeln!(text, "{line}");
+    match rules {
+        Some(rules) => rules.iter().for_each(|rule| {
+            let _ = writeln!(text, "{rule}");
+        }),
+        None => {
+            let _ = writeln!(text, "Mode {after} writes no rules as text, so none are shown.");
+        }
     }
     let count = |kind| changes.iter().filter(|change| change.kind == kind).count();
     let _ = writeln!(

@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `request.rs` | the arguments of a command |
+//! | `running_flags.rs` | the flags of the running process, for commands without flags |
 //! | `help.rs` | `portwarden help`, and `--help` of each command |
 //! | `client.rs` | questions to the running process |
 //! | `completion.rs`, `man.rs` | completion scripts and the manual page, from the same tables |
@@ -19,6 +20,7 @@ mod explain;
 mod help;
 mod man;
 mod request;
+mod running_flags;
 mod status;
 
 use std::io::Write;

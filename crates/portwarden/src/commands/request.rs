@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::Context;
+
 use super::Command;
+use super::running_flags::RunningFlags;
 use crate::config::{self, LoadedConfig};
 use crate::flags::{self, FlagError, Flags, Program};
 
@@ -74,9 +77,30 @@ impl Request {
         self.value("output") == Some("json")
     }
 
-    /// The configuration that the proxy's flags name.
+    /// The configuration that the proxy's flags name. Without flags, that of the running process, if there is one.
     pub(crate) fn config(&self) -> anyhow::Result<LoadedConfig> {
-        Ok(config::load(Program::Portwarden, &self.flags, config::read_file)?)
+        match self.running() {
+            Some(running) => running.config().with_context(|| {
+                let process = running.process();
+                format!("the configuration of the running process ({process}) cannot be used; give flags, such as --config")
+            }),
+            None => Ok(config::load(Program::Portwarden, &self.flags, config::read_file)?),
+        }
+    }
+
+    /// The same for commands that only need to find the running process: if its configuration cannot be read, as in a container or without
+    /// root, the defaults show where it usually listens.
+    pub(crate) fn config_or_defaults(&self) -> anyhow::Result<LoadedConfig> {
+        self.config().or_else(|_| Ok(config::load(Program::Portwarden, &self.flags, config::read_file)?))
+    }
+
+    /// The process whose configuration is used.
+    pub(crate) fn configured_by(&self) -> Option<i32> {
+        self.running().map(|running| running.process())
+    }
+
+    fn running(&self) -> Option<RunningFlags> {
+        if self.flags == Flags::default() { RunningFlags::read() } else { None }
     }
 }
 

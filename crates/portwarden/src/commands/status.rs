@@ -39,7 +39,7 @@ pub(super) const COMMAND: Command = Command {
 };
 
 fn run(request: &Request) -> anyhow::Result<Answer> {
-    let client = Client::connect(&request.config()?.config)?;
+    let client = Client::connect(&request.config_or_defaults()?.config)?;
     let status: Status = match client.get("/api/status")? {
         Reply::Answer(status) => status,
         Reply::Refused(error) => bail!("{} answers: {}", client.address(), error.error),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use anyhow::Context;
-use portwarden_iptables::{DryRun, IptablesDataplane, Options};
+use portwarden_iptables::{DryRun, IptablesDataplane, Options, RuleDifference};
 use portwarden_model::{
     Cluster, Dataplane, Desired, Family, FrontendKey, LoopbackNodePorts, ObservedFrontend,
     loopback_node_ports,
@@ -55,10 +55,15 @@ impl Operations for IptablesMode {
         Ok(Some(Box::new(portwarden_iptables::ReadBack::read(&programs)?)))
     }
 
-    fn preview(&self, config: &Config, desired: &Desired) -> anyhow::Result<Option<String>> {
+    fn preview(&self, config: &Config, desired: &Desired) -> anyhow::Result<Option<Vec<String>>> {
         let run = DryRun::new(desired.family, &options(config))?.on_this_node();
         let programs = Programs::new(desired.family, Variant::Installed);
-        Ok(Some(run.difference(desired, &programs)?.to_string()))
+        let RuleDifference { added, removed, reordered } = run.difference(desired, &programs)?;
+        let removed = removed.into_iter().map(|rule| format!("- {rule}"));
+        let added = added.into_iter().map(|rule| format!("+ {rule}"));
+        let reordered =
+            reordered.into_iter().map(|chain| format!("~ {chain}: the same rules in another order"));
+        Ok(Some(removed.chain(added).chain(reordered).collect()))
     }
 
     fn build(&self, context: &BuildContext<'_>) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {

@@ -73,14 +73,19 @@ impl Mode {
         self.entry().operations.read_back(family)
     }
 
+    /// Whether the mode uses the rules of another one, and has no others.
+    pub(crate) fn uses_rules_of_another(self) -> bool {
+        self.entry().operations.stands_on().is_some()
+    }
+
     /// Whether one of the two modes uses the rules of the other.
     pub(crate) fn shares_rules_with(self, other: Mode) -> bool {
         let uses = |mode: Mode| mode.entry().operations.stands_on();
         self == other || uses(self) == Some(other) || uses(other) == Some(self)
     }
 
-    /// What a full sync would write, as text; `None` if the mode writes no text.
-    pub(crate) fn preview(self, config: &Config, desired: &Desired) -> anyhow::Result<Option<String>> {
+    /// The rules that a full sync would add, remove or reorder, one line each; `None` if the mode writes no text.
+    pub(crate) fn preview(self, config: &Config, desired: &Desired) -> anyhow::Result<Option<Vec<String>>> {
         self.entry().operations.preview(config, desired)
     }
 
@@ -147,8 +152,9 @@ pub(crate) trait Operations: Sync {
         None
     }
 
-    /// What a full sync would write on this node, as text; `None` if the mode writes no text.
-    fn preview(&self, _config: &Config, _desired: &Desired) -> anyhow::Result<Option<String>> {
+    /// The rules that a full sync would add (`+`), remove (`-`) or reorder (`~`) on this node, one line each; `None` if the mode writes no
+    /// text.
+    fn preview(&self, _config: &Config, _desired: &Desired) -> anyhow::Result<Option<Vec<String>>> {
         Ok(None)
     }
 
@@ -182,6 +188,11 @@ pub(crate) trait ReadBack {
 
     /// Every frontend that the kernel knows.
     fn frontends(&mut self) -> anyhow::Result<BTreeSet<FrontendKey>>;
+
+    /// What another program wrote where the mode writes, if it cannot be read.
+    fn unreadable(&self) -> Option<String> {
+        None
+    }
 }
 
 /// What dataplanes are made from.

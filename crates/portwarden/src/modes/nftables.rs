@@ -112,6 +112,10 @@ impl ReadBack for portwarden_nftables::ReadBack {
     fn frontends(&mut self) -> anyhow::Result<BTreeSet<FrontendKey>> {
         Ok(self.frontends()?)
     }
+
+    fn unreadable(&self) -> Option<String> {
+        self.table_of_another_program().map(|table| format!("the table {table}"))
+    }
 }
 
 fn options(config: &Config) -> Options {

@@ -43,7 +43,7 @@ pub(super) fn all(request: &Request) -> Vec<(String, String)> {
         Ok(loaded) => {
             files.push(("configuration.yaml".to_owned(), to_yaml(&loaded.config.document)));
             files.extend(from_process(request, &loaded.config));
-            let report = doctor::examine(&doctor::node(loaded));
+            let report = doctor::examine(&doctor::node(loaded, request.configured_by()));
             files.push(("doctor.txt".to_owned(), report.text));
             files.push(("doctor.json".to_owned(), format!("{:#}", report.json)));
         }

@@ -55,17 +55,29 @@ fn first_clause(text: &str) -> &str {
     text.split(['\n', ';']).next().unwrap_or(text)
 }
 
+const LEFTOVERS_CURE: &str = "nothing, if Portwarden is about to take over: it removes them after its first sync. Otherwise stop the other \
+                              proxy and run `portwarden --cleanup`";
+
 pub(super) fn leftovers(node: &Node) -> Vec<Finding> {
     let in_force = node.config.mode;
     let mut found = Vec::new();
-    for mode in Mode::ALL.into_iter().filter(|mode| !mode.shares_rules_with(in_force)) {
+    let others = |mode: &Mode| !mode.shares_rules_with(in_force) && !mode.uses_rules_of_another();
+    for mode in Mode::ALL.into_iter().filter(others) {
         for family in families(node) {
             let Ok(Some(mut kernel)) = mode.read_back(family) else { continue };
+            if let Some(what) = kernel.unreadable() {
+                found.push(Finding::warning(
+                    format!("the kernel has {what} of another program, presumably kube-proxy in mode {mode} ({family})"),
+                    LEFTOVERS_CURE,
+                ));
+            }
             match kernel.frontends() {
                 Ok(frontends) if !frontends.is_empty() => found.push(Finding::warning(
-                    format!("the kernel has rules of mode {mode} for {} addresses of Services ({family})", frontends.len()),
-                    "nothing, if Portwarden is about to take over: it removes them after its first sync. Otherwise stop the other proxy and run \
-                     `portwarden --cleanup`",
+                    format!(
+                        "the kernel has rules of mode {mode} for {} addresses of Services ({family})",
+                        frontends.len()
+                    ),
+                    LEFTOVERS_CURE,
                 )),
                 _ => {}
             }
@@ -221,7 +233,7 @@ mod tests {
         }
         let loaded =
             config::load(Program::Portwarden, &Flags::default(), |_| Ok(Vec::new())).expect("defaults");
-        (Node { config: loaded.config, notices: loaded.notices, proc: folder.path().to_owned() }, folder)
+        (Node { proc: folder.path().to_owned(), ..super::super::node(loaded, None) }, folder)
     }
 
     fn level(check: fn(&Node) -> Vec<Finding>, settings: &[(&str, &str)]) -> Level {

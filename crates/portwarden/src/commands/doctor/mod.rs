@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::{Answer, Command, GOOD, Request};
-use crate::config::{Config, Notice};
+use crate::config::{Config, LoadedConfig, Notice};
 
 /// The exit status if a check failed.
 const FAILED: u8 = 1;
@@ -26,10 +26,12 @@ pub(super) const COMMAND: Command = Command {
     summary: "checks this node, and says how to cure what it finds",
     about: "Checks kernel features for each mode, other proxies and what they left, variants of iptables, room for connections, \
             rp_filter, bridges, forwarding, the clock, the way to the API server and the permissions there, and what later releases of \
-            Kubernetes change for this node. It changes nothing. Give the flags of the proxy, such as --config.",
+            Kubernetes change for this node. It changes nothing. Without flags it takes the configuration of the running process; otherwise \
+            give the flags of the proxy, such as --config.",
     flags: &[],
     takes_proxy_flags: true,
     examples: &[
+        ("sudo portwarden doctor", "with the configuration of the running process"),
         (
             "sudo portwarden doctor --config /etc/portwarden/config.yaml",
             "before the first start, or when something is wrong",
@@ -82,6 +84,8 @@ impl Finding {
 pub(super) struct Node {
     config: Config,
     notices: Vec<Notice>,
+    /// The process whose configuration this is; absent if it comes from flags.
+    configured_by: Option<i32>,
     /// The path of `/proc`.
     proc: PathBuf,
 }
@@ -122,8 +126,7 @@ struct Row {
 }
 
 fn run(request: &Request) -> anyhow::Result<Answer> {
-    let loaded = request.config()?;
-    Ok(examine(&Node { config: loaded.config, notices: loaded.notices, proc: PathBuf::from("/proc") }))
+    Ok(examine(&node(request.config()?, request.configured_by())))
 }
 
 /// Makes every check.
@@ -144,9 +147,10 @@ pub(super) fn examine(node: &Node) -> Answer {
     Answer { text, json, code: if failures > 0 { FAILED } else { GOOD } }
 }
 
-/// The node as the flags describe it, for other commands.
-pub(super) fn node(loaded: crate::config::LoadedConfig) -> Node {
-    Node { config: loaded.config, notices: loaded.notices, proc: PathBuf::from("/proc") }
+/// The node as the configuration describes it.
+pub(super) fn node(loaded: LoadedConfig, configured_by: Option<i32>) -> Node {
+    let LoadedConfig { config, notices, .. } = loaded;
+    Node { config, notices, configured_by, proc: PathBuf::from("/proc") }
 }
 
 fn write_row(text: &mut String, row: &Row) {

@@ -32,7 +32,11 @@ pub(super) fn configuration(node: &Node) -> Vec<Finding> {
         })
         .collect();
     if found.is_empty() {
-        found.push(Finding::ok(format!("the configuration is valid; mode {}", node.config.mode)));
+        let whose = match node.configured_by {
+            Some(process) => format!("the configuration of the running process ({process})"),
+            None => "the configuration".to_owned(),
+        };
+        found.push(Finding::ok(format!("{whose} is valid; mode {}", node.config.mode)));
     }
     found
 }

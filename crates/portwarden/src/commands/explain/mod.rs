@@ -92,7 +92,7 @@ enum Explained {
 
 fn run(request: &Request) -> anyhow::Result<Answer> {
     let question = Question::parse(request)?;
-    let config = request.config()?.config;
+    let config = request.config_or_defaults()?.config;
     let (explained, mode) = match answer(request, &config, &question)? {
         Found::Explained(explained, mode) => (explained, mode),
         Found::Unknown(message) => {
