@@ -55,7 +55,7 @@ pub trait Dataplane: Send {
 /// What a sync applied.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Everything was written or compared, not only what changed.
+    /// Everything was written or compared, not only what changed. A large comparison may continue in [`Dataplane::poll`], in pieces.
     pub full: bool,
     /// How many objects or rules were written or removed.
     pub written: usize,
@@ -184,6 +184,13 @@ pub enum Notification {
         /// It was refused before.
         service: NamespacedName,
     },
+    /// A comparison that continued after its sync found differences, and undid them.
+    Restored {
+        /// The family it concerns.
+        family: Family,
+        /// How many objects were written or removed.
+        written: usize,
+    },
     /// Increments of counters since the last report.
     Counts {
         /// The family it concerns.
@@ -201,6 +208,7 @@ impl Notification {
             | Notification::Ready { family }
             | Notification::Refused { family, .. }
             | Notification::Accepted { family, .. }
+            | Notification::Restored { family, .. }
             | Notification::Counts { family, .. } => *family,
         }
     }

@@ -222,3 +222,27 @@ fn a_comparison_on_a_mark_is_listed() {
         );
     });
 }
+
+/// Elements are asked for by key, more than fit into one request, some of which the set does not have.
+#[test]
+fn elements_are_found_by_key_and_counted() {
+    in_namespace(|| {
+        let (transaction, endpoints, _) = load(100, 4);
+        let mut client = Client::open().unwrap();
+        client.commit(&transaction).unwrap();
+        let keys: Vec<Image> =
+            (0..110).flat_map(|service| (0..4).map(move |slot| frontend(service).number(slot))).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).rev().collect();
+        let found = client.elements_at(&endpoints.table, "endpoints", &keys).unwrap();
+        assert_eq!(found.len(), keys.len());
+        for (index, (key, found)) in keys.iter().zip(&found).enumerate() {
+            assert_eq!(found.as_ref().map(|found| found.key.as_slice()), (index >= 40).then_some(*key));
+        }
+        let counts = client.set_counts(&endpoints.table).unwrap();
+        // Older kernels do not count.
+        assert!(
+            counts.is_empty() || (counts["endpoints"], counts["services-by-ip"]) == (400, 100),
+            "{counts:?}"
+        );
+    });
+}

@@ -7,7 +7,7 @@ use portwarden_model::{Changes, Dataplane, Desired, Family, Notification, Report
 use portwarden_netlink::nftables::{Client, Table, TableId, Transaction};
 
 use crate::error::Error;
-use crate::family_table::FamilyTable;
+use crate::family_table::{FamilyTable, Progress};
 use crate::kernel::kernel_family;
 use crate::tampering::TamperMonitor;
 
@@ -54,10 +54,10 @@ impl Dataplane for Nftables {
         &self.families
     }
 
-    fn sync(&mut self, desired: &Desired, changes: &Changes, _now: Instant) -> Result<Report, SyncError> {
+    fn sync(&mut self, desired: &Desired, changes: &Changes, now: Instant) -> Result<Report, SyncError> {
         let family = desired.family;
         match self.tables.iter_mut().find(|table| table.family() == family) {
-            Some(table) => table.sync(desired, changes, &self.monitor),
+            Some(table) => table.sync(desired, changes, &mut self.monitor, now),
             None => Err(Error::Family { family }.into()),
         }
     }
@@ -66,15 +66,31 @@ impl Dataplane for Nftables {
         vec![self.monitor.as_fd()]
     }
 
-    fn poll(&mut self, _now: Instant) -> Vec<Notification> {
+    fn next_deadline(&self) -> Option<Instant> {
+        self.tables.iter().filter_map(FamilyTable::comparison_due).min()
+    }
+
+    fn poll(&mut self, now: Instant) -> Vec<Notification> {
         let failed = self.monitor.read().err();
-        let changed = |table: &FamilyTable| {
+        let mut notifications = Vec::new();
+        for table in &mut self.tables {
+            let family = table.family();
+            if failed.is_some() {
+                self.monitor.lost(table.id());
+            }
             let found = self.monitor.take(table.id());
             let what = found
-                .or_else(|| failed.as_ref().map(|error| format!("notifications cannot be read: {error}")))?;
-            Some(Notification::Tampered { family: table.family(), what })
-        };
-        self.tables.iter().filter_map(changed).collect()
+                .or_else(|| failed.as_ref().map(|error| format!("notifications cannot be read: {error}")));
+            notifications.extend(what.map(|what| Notification::Tampered { family, what }));
+            match table.compare(&self.monitor, now) {
+                Some(Progress::Lost(what)) => notifications.push(Notification::Tampered { family, what }),
+                Some(Progress::Done(written)) if written > 0 => {
+                    notifications.push(Notification::Restored { family, written });
+                }
+                _ => {}
+            }
+        }
+        notifications
     }
 }
 

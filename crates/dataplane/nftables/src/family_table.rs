@@ -1,11 +1,13 @@
 //! The table of one family: decides between a full and a partial write, and remembers what the kernel acknowledged.
 
+mod comparison;
 mod refused_services;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use portwarden_model::{
     Changes, Count, Desired, Family, NamespacedName, ProxiedService, Report, Retry, SyncError,
@@ -20,8 +22,11 @@ use crate::error::Error;
 use crate::installed::Installed;
 use crate::kernel::Kernel;
 use crate::probe::probe;
-use crate::sets::Sets;
+use crate::sets::{SetId, Sets};
+use crate::source_ranges;
 use crate::tampering::TamperMonitor;
+pub(crate) use comparison::Progress;
+use comparison::{Comparison, Structure};
 use refused_services::Excluded;
 use write::WriteError;
 
@@ -43,6 +48,8 @@ pub(crate) struct FamilyTable {
     node_addresses: BTreeSet<IpAddr>,
     /// Whether `installed`, `chains` and `node_addresses` are what the kernel has.
     in_step: bool,
+    /// A comparison with the kernel that is under way.
+    comparison: Option<Comparison>,
 }
 
 /// The Services of a sync: all, or those that changed; `None` removes one.
@@ -67,6 +74,7 @@ impl FamilyTable {
             chains: Chains::default(),
             node_addresses: BTreeSet::new(),
             in_step: false,
+            comparison: None,
         })
     }
 
@@ -83,13 +91,18 @@ impl FamilyTable {
         &mut self,
         desired: &Desired,
         changes: &Changes,
-        monitor: &TamperMonitor,
+        monitor: &mut TamperMonitor,
+        now: Instant,
     ) -> Result<Report, SyncError> {
         let mut report = Report::default();
-        let outcome = if changes.full || !self.in_step {
+        let outcome = if !self.in_step {
+            monitor.take_damage(self.id());
             self.sync_all(desired, monitor, &mut report)
+        } else if changes.full {
+            self.check(desired, monitor, now, &mut report)
         } else {
-            self.sync_changes(desired, changes, monitor, &mut report)
+            let wanted = changes.services.iter().map(|name| (name, desired.service(name))).collect();
+            self.sync_changes(desired, changes.node, wanted, monitor, &mut report)
         };
         report.missed_notifications = self.kernel.take_missed_notifications();
         match outcome {
@@ -99,6 +112,40 @@ impl FamilyTable {
                 Err(SyncError { source: error.into(), report, retry: Retry::Backoff })
             }
         }
+    }
+
+    /// A full sync of a table that was written before: writes what differs, and starts a comparison of all elements unless it is known which ones
+    /// another process changed.
+    fn check(
+        &mut self,
+        desired: &Desired,
+        monitor: &mut TamperMonitor,
+        now: Instant,
+        report: &mut Report,
+    ) -> Result<(), Error> {
+        let damage = monitor.take_damage(self.id());
+        let structure = self.structure().map_err(|source| Error::Read { family: self.family, source })?;
+        match structure {
+            Structure::Broken => return self.sync_all(desired, monitor, report),
+            _ if damage.table || self.has_idle_hooks() => return self.sync_all(desired, monitor, report),
+            Structure::Rules(chains) => report.written += self.restore_rules(&chains, monitor)?,
+            Structure::Intact => {}
+        }
+        report.written += self.restore_named(&damage, monitor)?;
+        let installed = self.installed.service_names();
+        let mut wanted: Wanted<'_> = installed.iter().map(|name| (name, None)).collect();
+        wanted.extend(desired.services().map(|(name, service)| (name, Some(service))));
+        self.sync_changes(desired, true, wanted, monitor, report)?;
+        if damage.more || damage.elements.is_empty() {
+            self.start_comparison(damage.more, now);
+        }
+        report.full = true;
+        Ok(())
+    }
+
+    /// Whether packets pass hooks for source ranges although no Service has any more. Only a new table is without them.
+    fn has_idle_hooks(&self) -> bool {
+        source_ranges::has_hooks(&self.chains) && self.installed.counts()[SetId::Restricted as usize] == 0
     }
 
     fn sync_all(
@@ -139,16 +186,15 @@ impl FamilyTable {
     fn sync_changes(
         &mut self,
         desired: &Desired,
-        changes: &Changes,
+        node: bool,
+        mut wanted: Wanted<'_>,
         monitor: &TamperMonitor,
         report: &mut Report,
     ) -> Result<(), Error> {
-        let mut wanted: Wanted<'_> =
-            changes.services.iter().map(|name| (name, desired.service(name))).collect();
         loop {
-            let error = match self.write_changes(changes.node.then_some(&desired.node), &wanted, monitor) {
+            let error = match self.write_changes(node.then_some(&desired.node), &wanted, monitor) {
                 Ok(written) => {
-                    report.written = written;
+                    report.written += written;
                     return Ok(());
                 }
                 Err(error) => error,

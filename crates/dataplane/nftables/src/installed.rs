@@ -1,6 +1,7 @@
 //! What the kernel has acknowledged, and the plan that leads from there to the desired state.
 
 mod list_planning;
+mod written;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -20,6 +21,8 @@ use crate::route::{Draw, FIRST_STICKY_CLASS, LISTS, ListId, STICKY_ENTRIES, STIC
 use crate::session_affinity::StickyClass;
 use crate::sets::SetId;
 use crate::shared_elements::SharedElements;
+
+pub(crate) use written::Keys;
 
 /// The elements of all Services in the kernel.
 #[derive(Debug)]

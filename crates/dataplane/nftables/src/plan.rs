@@ -2,7 +2,9 @@
 
 use portwarden_model::NamespacedName;
 use portwarden_netlink::error::FailedPart;
-use portwarden_netlink::nftables::{ElementParts, Elements, Image, Transaction, ValueParts, Verdict};
+use portwarden_netlink::nftables::{
+    Element, ElementParts, Elements, Image, Transaction, ValueParts, Verdict,
+};
 
 use crate::port_elements::PortElement;
 use crate::sets::{SetId, Sets};
@@ -106,6 +108,39 @@ impl Plan {
                     transaction.delete_elements(sets.get(id), elements);
                 }
             }
+        }
+    }
+
+    /// The elements that are added to a set.
+    pub(crate) fn added(&self, set: SetId) -> &Elements {
+        &self.changes[set as usize].add
+    }
+
+    /// Takes the elements that are added to a set out of the plan, so that they can be written before the rest.
+    pub(crate) fn take_added(&mut self, set: SetId) -> Elements {
+        std::mem::take(&mut self.changes[set as usize].add)
+    }
+
+    /// Brings an element from what the kernel has to what it should have.
+    pub(crate) fn replace(&mut self, set: SetId, found: Option<&Element>, wanted: Option<&Element>) {
+        let same = |found: &Element, wanted: &Element| {
+            found.value == wanted.value && found.key_end == wanted.key_end
+        };
+        if let (Some(found), Some(wanted)) = (found, wanted)
+            && same(found, wanted)
+        {
+            return;
+        }
+        let owner = self.owner();
+        let changes = &mut self.changes[set as usize];
+        if let Some(found) = found {
+            let key_end = found.key_end.as_deref();
+            changes.delete.push(&ElementParts { key: &found.key, key_end, ..ElementParts::default() });
+            changes.delete_owners.push(owner);
+        }
+        if let Some(wanted) = wanted {
+            changes.add.push(&wanted.parts());
+            changes.add_owners.push(owner);
         }
     }
 

@@ -42,6 +42,11 @@ impl<K: Hash + Eq + Copy> SharedElements<K> {
         (add, delete)
     }
 
+    /// The keys that the kernel has.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
+        self.installed.keys()
+    }
+
     /// The kernel has acknowledged the pending changes.
     pub(crate) fn commit(&mut self) {
         for (key, change) in self.pending.drain() {

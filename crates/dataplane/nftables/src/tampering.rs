@@ -4,16 +4,32 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use portwarden_netlink::Result;
-use portwarden_netlink::nftables::{Change, Client, Event, Monitor, Notice, Subject, TableId};
+use portwarden_netlink::nftables::{Change, Client, Event, Monitor, Name, Notice, Subject, TableId};
 
-/// Reads the kernel's notifications, and remembers which of our tables another process changed.
+/// More changed elements than this are not remembered one by one.
+const MOST_KEYS: usize = 4096;
+
+/// What other processes changed in one table.
+#[derive(Debug, Default)]
+pub(crate) struct Damage {
+    /// The first change, in a few words.
+    found: Option<String>,
+    /// Elements that were added, changed or removed: the set's name, and the key.
+    pub(crate) elements: Vec<(Name, Vec<u8>)>,
+    /// The table itself was changed or removed.
+    pub(crate) table: bool,
+    /// There were more changes than these: any element may differ.
+    pub(crate) more: bool,
+}
+
+/// Reads the kernel's notifications, and remembers what other processes changed in our tables.
 #[derive(Debug)]
 pub(crate) struct TamperMonitor {
     monitor: Monitor,
     /// The netlink ports of our own sockets.
     own_ports: BTreeSet<u32>,
-    /// Our tables, with the first change by another process since [`TamperMonitor::take`].
-    tables: BTreeMap<TableId, Option<String>>,
+    /// Our tables, with the changes by other processes since [`TamperMonitor::take_damage`].
+    tables: BTreeMap<TableId, Damage>,
 }
 
 impl TamperMonitor {
@@ -26,31 +42,44 @@ impl TamperMonitor {
     /// Watches a table that only this client may change.
     pub(crate) fn add_table(&mut self, table: &TableId, client: &Client) {
         self.own_ports.insert(client.port());
-        self.tables.insert(table.clone(), None);
+        self.tables.insert(table.clone(), Damage::default());
     }
 
     /// Reads all notifications that the kernel has queued.
     pub(crate) fn read(&mut self) -> Result<()> {
         let (own_ports, tables) = (&self.own_ports, &mut self.tables);
         self.monitor.read(|notice| {
-            for (table, found) in tables.iter_mut() {
-                let change = match &notice {
-                    Notice::Missed => Some("more changes at once than could be read".to_owned()),
-                    Notice::Event(event) if own_ports.contains(&event.port) => None,
-                    Notice::Event(event) => describe(event, table),
-                };
-                // Of a table that is removed, the kernel reports every chain and rule first.
-                if found.is_none() || change.as_deref() == Some(TABLE_REMOVED) {
-                    *found = change.or_else(|| found.take());
+            for (table, damage) in tables.iter_mut() {
+                match &notice {
+                    Notice::Missed => {
+                        damage.more = true;
+                        damage
+                            .found
+                            .get_or_insert_with(|| "more changes at once than could be read".to_owned());
+                    }
+                    Notice::Event(event) if own_ports.contains(&event.port) => {}
+                    Notice::Event(event) => damage.add(event, table),
                 }
             }
         })?;
         Ok(())
     }
 
-    /// What another process changed in a table since the last call.
+    /// The first change that another process made to a table since the last call, in a few words.
     pub(crate) fn take(&mut self, table: &TableId) -> Option<String> {
-        self.tables.get_mut(table).and_then(Option::take)
+        self.tables.get_mut(table).and_then(|damage| damage.found.take())
+    }
+
+    /// Notifications about a table were lost.
+    pub(crate) fn lost(&mut self, table: &TableId) {
+        if let Some(damage) = self.tables.get_mut(table) {
+            damage.more = true;
+        }
+    }
+
+    /// Everything that other processes changed in a table since the last call.
+    pub(crate) fn take_damage(&mut self, table: &TableId) -> Damage {
+        self.tables.get_mut(table).map(std::mem::take).unwrap_or_default()
     }
 
     /// Commits a large transaction. While a socket is subscribed, the kernel builds a notification for each element of a transaction,
@@ -63,6 +92,25 @@ impl TamperMonitor {
 impl AsFd for TamperMonitor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.monitor.as_fd()
+    }
+}
+
+impl Damage {
+    fn add(&mut self, event: &Event, table: &TableId) {
+        let Some(what) = describe(event, table) else { return };
+        // Of a table that is removed, the kernel reports every chain and rule first.
+        if self.found.is_none() || what == TABLE_REMOVED {
+            self.found = Some(what);
+        }
+        match &event.subject {
+            Subject::Table(_) => self.table = true,
+            Subject::Elements(changed) if self.elements.len() + changed.elements.len() <= MOST_KEYS => {
+                let keys = changed.elements.iter().map(|element| (changed.set.clone(), element.key.clone()));
+                self.elements.extend(keys);
+            }
+            Subject::Elements(_) => self.more = true,
+            _ => {}
+        }
     }
 }
 

@@ -127,6 +127,8 @@ pub(crate) mod set {
     pub(crate) const TIMEOUT: u16 = 11;
     pub(crate) const USERDATA: u16 = 13;
     pub(crate) const HANDLE: u16 = 16;
+    /// Since Linux 6.16.
+    pub(crate) const COUNT: u16 = 20;
     pub(crate) const DESCRIPTION_SIZE: u16 = 1;
     pub(crate) const DESCRIPTION_CONCAT: u16 = 2;
     pub(crate) const FIELD_LENGTH: u16 = 1;

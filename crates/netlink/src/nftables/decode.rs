@@ -275,6 +275,25 @@ fn elements(family: Family, attributes: Attributes<'_>) -> Result<SetElements, M
     Ok(found)
 }
 
+/// The name of a set and how many elements it has; `None` if the kernel does not count them for others.
+pub(crate) fn set_count(message: &Message<'_>, table: &TableId) -> Result<Option<(String, u32)>, Malformed> {
+    if message.kind != SUBSYSTEM << 8 | message::NEW_SET {
+        return Ok(None);
+    }
+    let (family, attributes) = split(message)?;
+    let (mut of_table, mut name, mut count) = (false, String::new(), None);
+    for attribute in attributes {
+        let attribute = attribute?;
+        match attribute.kind {
+            codes::set::TABLE => of_table = family == table.family && *attribute.text() == *table.name,
+            codes::set::NAME => name = attribute.text().into(),
+            codes::set::COUNT => count = Some(attribute.u32()?),
+            _ => {}
+        }
+    }
+    Ok(count.filter(|_| of_table).map(|count| (name, count)))
+}
+
 /// Hands the elements of a message to `on_element` without collecting them.
 pub(crate) fn each_element(
     message: &Message<'_>,

@@ -201,6 +201,24 @@ impl Elements {
         self.count += other.count;
     }
 
+    /// The same elements in groups of at most `size`, each a copy.
+    pub fn groups(&self, size: usize) -> impl Iterator<Item = Elements> + '_ {
+        let mut rest = self.bytes.as_slice();
+        std::iter::from_fn(move || {
+            let (mut length, mut count) = (0, 0);
+            while count < size.max(1)
+                && let Some(&[low, high, ..]) = rest.get(length..)
+            {
+                // Each element is an attribute, which begins with its length.
+                length += align(usize::from(u16::from_ne_bytes([low, high])).max(4));
+                count += 1;
+            }
+            let (group, others) = rest.split_at_checked(length)?;
+            rest = others;
+            (count > 0).then(|| Elements { bytes: group.to_vec(), count })
+        })
+    }
+
     /// The elements, decoded one by one.
     pub fn iter(&self) -> impl Iterator<Item = Element> + '_ {
         // The bytes were written above, so they are well formed; `flatten` only satisfies the types.
@@ -304,6 +322,28 @@ mod tests {
         .collect();
         assert_eq!(short, long);
         assert_eq!(short.len(), 2);
+    }
+
+    #[test]
+    fn groups_together_are_the_whole() {
+        let mut elements = Elements::new();
+        for number in 0..10u8 {
+            elements.push_data([10, 0, 0, number], [number]);
+            elements.push(&ElementParts {
+                key: &[number],
+                comment: Some("a comment"),
+                ..ElementParts::default()
+            });
+        }
+        for (size, expected) in [(1, 20), (3, 7), (20, 1), (100, 1)] {
+            let groups: Vec<Elements> = elements.groups(size).collect();
+            assert_eq!(groups.len(), expected);
+            assert!(groups.iter().all(|group| group.iter().count() == group.len() && group.len() <= size));
+            let mut whole = Elements::new();
+            groups.iter().for_each(|group| whole.append(group));
+            assert_eq!((&whole, whole.len()), (&elements, 20));
+        }
+        assert_eq!(Elements::new().groups(5).count(), 0);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::batch::Batch;
 use super::client::Client;
 use super::codes::{self, LIST_ELEMENT, SUBSYSTEM, message};
-use super::decode::{Event, Generation, Subject, each_element};
+use super::decode::{Event, Generation, Subject, each_element, set_count};
 use super::element::Element;
 use super::expr::Rule;
 use super::set::Set;
@@ -13,6 +13,13 @@ use crate::error::{Error, Result};
 use crate::socket::{Consistency, DUMP_ATTEMPTS};
 use crate::wire::{Malformed, Message, Writer};
 use nix::errno::Errno;
+use std::collections::HashMap;
+
+/// Keys in one request. Each element comes in a datagram of its own, and all of them must fit into the receive buffer.
+const KEYS_AT_ONCE: usize = 64;
+
+/// Room for the answers to so many keys.
+const KEYS_BUFFER: usize = 1 << 20;
 
 impl Client {
     /// Lists the tables of a family, or of all.
@@ -121,27 +128,82 @@ impl Client {
     /// Asks for one element by its key, whatever the size of the set.
     pub fn element(&mut self, table: &TableId, set: &str, key: &[u8]) -> Result<Option<Element>> {
         let mut found = None;
-        let answer = self.socket.request(
-            "an nftables element",
+        let answer = self.request_elements(table, set, &[key], |element| found = Some(element));
+        match answer {
+            Ok(()) => Ok(found),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Asks for elements by their keys, many at a time, whatever the size of the set. Returns them in the order of the keys; `None` for a
+    /// key that the set does not have.
+    pub fn elements_at<K: AsRef<[u8]>>(
+        &mut self,
+        table: &TableId,
+        set: &str,
+        keys: &[K],
+    ) -> Result<Vec<Option<Element>>> {
+        self.socket.grow_receive_buffer(KEYS_BUFFER);
+        let mut found = Vec::with_capacity(keys.len());
+        while found.len() < keys.len() {
+            let rest = &keys[found.len()..];
+            let asked = &rest[..rest.len().min(KEYS_AT_ONCE)];
+            // The kernel answers key by key, up to the first that does not exist.
+            match self.request_elements(table, set, asked, |element| found.push(Some(element))) {
+                Ok(()) => {}
+                Err(error) if error.is_not_found() => found.push(None),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+
+    fn request_elements<K: AsRef<[u8]>>(
+        &mut self,
+        table: &TableId,
+        set: &str,
+        keys: &[K],
+        mut on_element: impl FnMut(Element),
+    ) -> Result<()> {
+        self.socket.request(
+            "nftables elements",
             |writer, flags, sequence| {
                 let kind = SUBSYSTEM << 8 | message::GET_ELEMENTS;
                 let mark = writer.begin_netfilter(kind, flags, sequence, table.family.byte(), 0);
                 writer.string(codes::element::LIST_TABLE, &table.name);
                 writer.string(codes::element::LIST_SET, set);
                 writer.nest(codes::element::LIST_ELEMENTS, |writer| {
-                    writer.nest(LIST_ELEMENT, |writer| {
-                        writer.nest(codes::element::KEY, |writer| writer.attribute(codes::data::VALUE, key));
-                    });
+                    for key in keys {
+                        writer.nest(LIST_ELEMENT, |writer| {
+                            writer.nest(codes::element::KEY, |writer| {
+                                writer.attribute(codes::data::VALUE, key.as_ref());
+                            });
+                        });
+                    }
                 });
                 writer.end_message(mark);
             },
-            |message| each_element(message, |element| found = Some(element)),
+            |message| each_element(message, &mut on_element),
+        )
+    }
+
+    /// How many elements each set of a table has. Empty on kernels before 6.16, which do not say.
+    pub fn set_counts(&mut self, table: &TableId) -> Result<HashMap<String, u32>> {
+        let counts = self.dump_one_state(
+            "the sizes of nftables sets",
+            |writer, flags, sequence| {
+                let kind = SUBSYSTEM << 8 | message::GET_SET;
+                let mark = writer.begin_netfilter(kind, flags, sequence, table.family.byte(), 0);
+                writer.string(codes::set::TABLE, &table.name);
+                writer.end_message(mark);
+            },
+            |found, message| {
+                found.extend(set_count(message, table)?);
+                Ok(())
+            },
         );
-        match answer {
-            Ok(()) => Ok(found),
-            Err(error) if error.is_not_found() => Ok(None),
-            Err(error) => Err(error),
-        }
+        Ok(none_if_absent(counts)?.into_iter().collect())
     }
 
     /// The current generation of the ruleset.

@@ -362,6 +362,7 @@ impl Engine {
                 }
                 self.show_refused(family);
             }
+            Notification::Restored { family, written } => self.restored(family, written, now),
             Notification::Counts { family, counts } => self.metrics.mode.count(family, &counts),
         }
     }
@@ -378,6 +379,17 @@ impl Engine {
         self.activity.tampered(family, what, now);
         self.health.queued(family, now.instant);
         self.metrics.sync.queued(family, now.wall);
+    }
+
+    /// A comparison found what no notification had named.
+    fn restored(&mut self, family: Family, written: usize, now: Moment) {
+        let label = &[family.as_str()];
+        self.metrics.own.tampering.with_label_values(label).inc();
+        self.metrics.own.written.with_label_values(label).inc_by(written as u64);
+        warn!(ipFamily = %family, written, "Part of our rules was missing or changed; it is restored");
+        self.activity.tampered(family, &format!("{written} elements differed and were restored"), now);
+        // While rules were missing, flows may have passed without redirection.
+        self.cleanup.request(family, true, BTreeSet::new(), now.instant);
     }
 
     fn report_accepted(&self, family: Family, service: &NamespacedName) {

@@ -3,6 +3,7 @@
 //!     cargo bench -p portwarden-testkit --bench end_to_end -- run [quick]     measures, writes target/bench/report.json
 //!     scripts/uml BINARY ipvs [quick]                                         mode ipvs in user-mode Linux, added to report.json
 //!     scripts/uml BINARY takeover                                             kube-proxy, Portwarden, kube-proxy, under connections
+//!     cargo bench -p portwarden-testkit --bench end_to_end -- quota MODE [SERVICES ENDPOINTS [PERCENT]]   with a quota of processor time
 //!     cargo bench -p portwarden-testkit --bench end_to_end -- report          report.md and plots from report.json
 //!     cargo bench -p portwarden-testkit --bench end_to_end -- readme          README.md and docs/performance.md from report.json
 //!
@@ -15,6 +16,7 @@
 //! | `kernel.rs` | notifications and rules of the kernel |
 //! | `measure.rs` | the measurements |
 //! | `ipvs.rs` | those of mode ipvs |
+//! | `quota.rs` | those with a quota of processor time |
 //! | `takeover.rs` | no connection is lost when one program takes over from the other |
 //! | `result.rs`, `report.rs`, `plot.rs`, `readme.rs` | what came out |
 
@@ -23,6 +25,7 @@ mod ipvs;
 mod kernel;
 mod measure;
 mod plot;
+mod quota;
 mod readme;
 mod report;
 mod result;
@@ -57,6 +60,12 @@ fn main() -> Result<()> {
             let reference =
                 Subject::reference()?.context("REFERENCE_KUBE_PROXY must name a kube-proxy binary")?;
             takeover::run(&Subject::portwarden()?, &reference)
+        }
+        ["quota", mode] => quota::run(&Subject::portwarden()?, mode, LARGE, 5),
+        ["quota", mode, services, endpoints, rest @ ..] => {
+            let size = Size { services: services.parse()?, endpoints: endpoints.parse()? };
+            let percent = rest.first().map_or(Ok(5), |percent| percent.parse())?;
+            quota::run(&Subject::portwarden()?, mode, size, percent)
         }
         ["report"] => report::write(&load()?, &folder()),
         ["readme"] => readme::write(&load()?, Path::new("README.md"), Path::new("docs/performance.md")),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use portwarden_testkit::Host;
-use portwarden_testkit::netns::Process;
+use portwarden_testkit::netns::{NamespaceCommand, Process};
 
 /// How the kernel counts processor time for other processes: in hundredths of a second, on every architecture that matters.
 const TICKS_PER_SECOND: f64 = 100.0;
@@ -56,9 +56,31 @@ impl Subject {
 
     /// Starts it on a node, as shipped: nothing is set that it would not also do without.
     pub(crate) fn start(&self, node: &Host, mode: &str, kubeconfig: &Path, folder: &Path) -> Result<Running> {
+        self.start_with(node.command(&self.program.display().to_string()), mode, kubeconfig, folder)
+    }
+
+    /// The same in a control group, which is named by its file of processes.
+    pub(crate) fn start_in(
+        &self,
+        processes: &Path,
+        node: &Host,
+        mode: &str,
+        kubeconfig: &Path,
+        folder: &Path,
+    ) -> Result<Running> {
+        let enter = format!("echo $$ > {} && exec {} \"$@\"", processes.display(), self.program.display());
+        self.start_with(node.command("sh").args(["-c", &enter, "sh"]), mode, kubeconfig, folder)
+    }
+
+    fn start_with(
+        &self,
+        command: NamespaceCommand,
+        mode: &str,
+        kubeconfig: &Path,
+        folder: &Path,
+    ) -> Result<Running> {
         let log = folder.join(format!("{}.log", self.name));
-        let process = node
-            .command(&self.program.display().to_string())
+        let process = command
             .arg(format!("--kubeconfig={}", kubeconfig.display()))
             .arg(format!("--proxy-mode={mode}"))
             .args([

@@ -75,6 +75,8 @@ impl FamilyTable {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
     use crate::dataplane::Options;
     use crate::samples;
@@ -109,7 +111,7 @@ mod tests {
         let mut monitor = TamperMonitor::open().unwrap();
         let mut table = FamilyTable::open(Family::V4, Options::default(), &mut monitor).unwrap();
         let (empty, cluster) = (samples::cluster(samples::settings(), Vec::new()), cluster());
-        table.sync(empty.desired(Family::V4), &Changes::everything(), &monitor).unwrap();
+        table.sync(empty.desired(Family::V4), &Changes::everything(), &mut monitor, Instant::now()).unwrap();
         let desired = cluster.desired(Family::V4);
         let wanted: Wanted<'_> = desired.services().map(|(name, service)| (name, Some(service))).collect();
         let services: Vec<_> = wanted.into_iter().collect();
@@ -121,7 +123,7 @@ mod tests {
             services: desired.services().map(|(name, _)| name.clone()).collect(),
             ..Changes::default()
         };
-        let again = table.sync(desired, &all, &monitor).unwrap();
+        let again = table.sync(desired, &all, &mut monitor, Instant::now()).unwrap();
         assert_eq!(
             (again.written, names(&again.refused)),
             (0, vec!["demo/c".to_owned()]),

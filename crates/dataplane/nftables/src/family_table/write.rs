@@ -21,6 +21,10 @@ use crate::sets::{SetId, Sets};
 use crate::tampering::TamperMonitor;
 use crate::{affinity_recovery, load_balancing, node_ports, source_ranges};
 
+/// The elements of one transaction, where a transaction need not have all of them: ten to twenty milliseconds of work. What the kernel
+/// works on in one call counts against the quota of the process at once, so that all of its threads stand still afterwards.
+const PIECE: usize = 8192;
+
 const TABLE_COMMENT: &str = "rules of Portwarden";
 
 /// Why a write failed.
@@ -83,18 +87,50 @@ impl FamilyTable {
         let sets = self.sets.sized(|id| plan.additions(id));
         self.clear(&found, &chains, &mut transaction);
         self.write_static(&sets, &chains, &fresh, &mut transaction);
-        plan.append_to(&mut transaction, &sets);
         let written = transaction.len() + plan.len();
+        if matches!(found, Found::Nothing) && plan.len() > PIECE {
+            let pieces = self.write_lists(&transaction, &mut plan, &sets, monitor);
+            if let Err(error) = pieces {
+                // With the table there, the next attempt is one transaction, whose answer identifies the Service.
+                return match self.failed(error, plan) {
+                    WriteError::Rejected(..) => self.write_all(node, wanted, monitor),
+                    error => Err(error),
+                };
+            }
+            transaction = Transaction::new();
+        }
+        plan.append_to(&mut transaction, &sets);
         match self.kernel.commit(&transaction, monitor) {
             Ok(()) => {
                 fresh.commit();
                 (self.installed, self.chains, self.node_addresses) = (fresh, chains, addresses);
                 self.sets = sets;
                 self.in_step = true;
+                self.comparison = None;
                 Ok(written)
             }
             Err(error) => Err(self.failed(error, plan)),
         }
+    }
+
+    /// Writes an empty table and the endpoint lists, piece by piece, so that the kernel works on none for long. No frontend leads to them yet: all
+    /// Services appear in the last transaction, at once.
+    fn write_lists(
+        &mut self,
+        empty: &Transaction,
+        plan: &mut Plan,
+        sets: &Sets,
+        monitor: &TamperMonitor,
+    ) -> portwarden_netlink::Result<()> {
+        self.kernel.commit(empty, monitor)?;
+        for id in [SetId::Endpoints, SetId::StickyEndpoints, SetId::StickySlots] {
+            for group in plan.take_added(id).groups(PIECE) {
+                let mut transaction = Transaction::new();
+                transaction.add_elements(sets.get(id), group);
+                self.kernel.commit(&transaction, monitor)?;
+            }
+        }
+        Ok(())
     }
 
     fn render(&self, node: &NodeView, sticky: &BTreeSet<StickyClass>) -> Chains {

@@ -74,6 +74,12 @@ impl Node {
         }));
     }
 
+    /// The next sync is a full one.
+    pub(crate) fn full(&mut self) {
+        self.pending.v4.full = true;
+        self.pending.v6.full = true;
+    }
+
     /// Brings the kernel to the cluster's state.
     pub(crate) fn sync(&mut self) -> PerFamily<Report> {
         let changes = self.cluster.resolve();
