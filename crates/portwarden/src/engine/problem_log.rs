@@ -1,20 +1,24 @@
-//! Logs problems of objects, but not all of them: thousands of bad objects must not flood the log.
+//! Logs problems of objects, but not all of them: thousands of bad objects must not flood the log, and those of one kind must not hide others.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use portwarden_model::Problem;
 use tracing::warn;
 
-/// Lines for each interval; the metric counts all problems.
-const LINES: u32 = 50;
+/// Lines of each kind in each interval; the metric counts all problems.
+const LINES: u64 = 20;
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// Logs the first problems of each interval, and how many more there were.
+/// Kinds that are counted one by one. There are some dozens; more would be a flood of its own, and share one count.
+const MOST_KINDS: usize = 64;
+
+/// Logs the first problems of each kind in each interval, and how many more there were.
 #[derive(Debug, Default)]
 pub(super) struct ProblemLog {
     interval: Option<Instant>,
-    lines: u32,
-    left_out: u64,
+    /// How many problems of each kind there were in this interval.
+    kinds: BTreeMap<String, u64>,
 }
 
 impl ProblemLog {
@@ -22,30 +26,54 @@ impl ProblemLog {
     pub(super) fn log(&mut self, problem: &Problem, now: Instant) {
         if self.interval.is_none_or(|since| now.saturating_duration_since(since) >= INTERVAL) {
             self.finish();
-            (self.interval, self.lines) = (Some(now), 0);
+            self.interval = Some(now);
         }
-        if self.lines == LINES {
-            self.left_out += 1;
+        let mut kind = kind(problem);
+        if self.kinds.len() >= MOST_KINDS && !self.kinds.contains_key(&kind) {
+            kind = "others".to_owned();
+        }
+        let count = self.kinds.entry(kind.clone()).or_default();
+        *count += 1;
+        if *count > LINES {
             return;
         }
-        self.lines += 1;
         warn!(
             object = problem.object,
             field = problem.field,
             problem = problem.text,
             "Part of an object cannot be used"
         );
-        if self.lines == LINES {
-            warn!(interval = ?INTERVAL, "Many objects have problems; further ones are counted only (portwarden_object_problems_total)");
+        if *count == LINES {
+            warn!(kind, interval = ?INTERVAL, "Many objects have problems of this kind; further ones are counted only (portwarden_object_problems_total)");
         }
     }
 
     fn finish(&mut self) {
-        let count = std::mem::take(&mut self.left_out);
-        if count > 0 {
-            warn!(count, "More objects had problems than were logged");
+        for (kind, count) in std::mem::take(&mut self.kinds) {
+            if count > LINES {
+                warn!(kind, count = count - LINES, "More objects had problems of this kind than were logged");
+            }
         }
     }
+}
+
+/// The kind of the object and the field, without names and indices: `Service spec.ports[].port`.
+fn kind(problem: &Problem) -> String {
+    let object = problem.object.split(' ').next().unwrap_or_default();
+    let mut kind = format!("{object} ");
+    let mut inside = false;
+    for character in problem.field.chars() {
+        match character {
+            '[' => {
+                inside = true;
+                kind.push_str("[]");
+            }
+            ']' => inside = false,
+            _ if inside => {}
+            other => kind.push(other),
+        }
+    }
+    kind
 }
 
 #[cfg(test)]
@@ -53,22 +81,51 @@ mod tests {
     use super::*;
     use crate::logging::captured::logged;
 
+    fn problem(object: &str, field: &str) -> Problem {
+        Problem { object: object.to_owned(), field: field.to_owned(), text: "bad".to_owned() }
+    }
+
     #[test]
     fn many_problems_are_a_few_lines_and_a_count() {
         let start = Instant::now();
-        let problem = |number: u32| Problem {
-            object: format!("Service demo/web-{number}"),
-            field: "spec.ports".to_owned(),
-            text: "bad".to_owned(),
-        };
+        let one = |number: u32| problem(&format!("Service demo/web-{number}"), "spec.ports[0].port");
         let lines = logged(|| {
             let mut log = ProblemLog::default();
             for number in 0..34_000 {
-                log.log(&problem(number), start);
+                log.log(&one(number), start);
             }
-            log.log(&problem(34_000), start + INTERVAL);
+            log.log(&one(34_000), start + INTERVAL);
         });
-        assert_eq!(lines.lines().count(), 50 + 1 + 1 + 1, "{lines}");
-        assert!(lines.contains("count=33950"), "{lines}");
+        assert_eq!(lines.lines().count(), 20 + 1 + 1 + 1, "{lines}");
+        assert!(lines.contains("count=33980"), "{lines}");
+    }
+
+    /// A flood of bad Services must not hide the one bad slice.
+    #[test]
+    fn problems_of_one_kind_do_not_hide_others() {
+        let start = Instant::now();
+        let lines = logged(|| {
+            let mut log = ProblemLog::default();
+            for number in 0..1000 {
+                log.log(&problem(&format!("Service demo/web-{number}"), "spec.ports[7].port"), start);
+            }
+            log.log(&problem("EndpointSlice demo/web-abc", "endpoints[3].addresses[0]"), start);
+            log.log(&problem("Service demo/other", "spec.externalIPs[2]"), start);
+        });
+        assert!(lines.contains("EndpointSlice demo/web-abc"), "{lines}");
+        assert!(lines.contains("Service demo/other"), "{lines}");
+    }
+
+    /// Names are free text in places, so the number of kinds is limited, too.
+    #[test]
+    fn a_flood_of_kinds_is_limited() {
+        let start = Instant::now();
+        let lines = logged(|| {
+            let mut log = ProblemLog::default();
+            for number in 0..10_000 {
+                log.log(&problem("Service demo/web", &format!("field-{number}")), start);
+            }
+        });
+        assert_eq!(lines.lines().count(), MOST_KINDS + 20 + 1, "{lines}");
     }
 }
