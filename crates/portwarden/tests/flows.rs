@@ -321,6 +321,45 @@ fn a_deleted_service_lets_its_flows_go() -> Result<()> {
     Ok(())
 }
 
+/// Only the rules of the last process still name the frontends that a deleted Service had.
+#[test]
+fn a_service_deleted_while_no_process_runs_lets_its_flows_go() -> Result<()> {
+    for mode in ["nftables", "iptables"] {
+        for v4 in [true, false] {
+            deleted_in_between(mode, v4).with_context(|| format!("{mode}, IPv{}", if v4 { 4 } else { 6 }))?;
+        }
+    }
+    Ok(())
+}
+
+fn deleted_in_between(mode: &str, v4: bool) -> Result<()> {
+    let mut rig = Rig::new()?;
+    host(&rig.topology, "pod-0")?.serve(Transport::Udp, 5353)?;
+    rig.objects(&objects(&rig, Transport::Udp, &["pod-0"], NODE_PORT, Through::NodePort)?)?;
+    let arguments = ["--proxy-mode", mode, "--cluster-cidr", &cluster_cidr(), "--nodeport-addresses=all"];
+    rig.start(&arguments)?;
+    let mut flows = Vec::new();
+    for through in [Through::ClusterIp, Through::NodePort] {
+        let client = if through == Through::ClusterIp { rig.topology.pod(2) } else { rig.topology.outside() };
+        let to = address(through, v4);
+        rig.wait_until("an answer", || Ok(client.probe().short_timeout().udp(to)?.is_answered()))?;
+        let (mut connection, first) = client.probe().open(Transport::Udp, to)?;
+        ensure!(first.is_answered(), "{first}");
+        connection.set_timeout(ATTEMPT);
+        flows.push(connection);
+    }
+    rig.kill();
+    for flow in &mut flows {
+        ensure!(flow.exchange()?.is_answered(), "the rules stay without the process");
+    }
+    rig.objects(&[node()])?;
+    rig.start(&arguments)?;
+    for flow in &mut flows {
+        rig.wait_until("the flow to end with its Service", || Ok(!flow.exchange()?.is_answered()))?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_restart_leaves_good_flows_alone() -> Result<()> {
     for mode in ["nftables", "iptables"] {

@@ -214,6 +214,24 @@ fn live_settings_change_rules_servers_and_logs() -> Result<()> {
     })
 }
 
+/// kube-proxy, restarted with the new configuration, would serve IPv4 alone and leave rules that nothing keeps up to date.
+#[test]
+fn the_rules_of_a_family_that_a_reload_loses_are_removed() -> Result<()> {
+    for (mode, save) in [("nftables", "nft list tables ip6"), ("iptables", "ip6tables-save -t nat")] {
+        let rig = started_with_config(mode)?;
+        rig.wait_for_service(web(false))?;
+        let rules = || rig.node().command("sh").args(["-c", save]).run();
+        let ours = |text: &str| text.contains("kube-proxy") || text.contains("KUBE-SERVICES");
+        ensure!(ours(&rules()?), "{mode}: no rules for IPv6 at first");
+        rig.node().command("sh").args(["-c", "echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6"]).run()?;
+        rig.write("config.yaml", &config(mode, &format!("{mode}: {{masqueradeBit: 15}}\n")))?;
+        rig.wait_until("the rules for IPv6 to be removed", || Ok(!ours(&rules()?)))?;
+        ensure!(has_rules(&rig, mode)? && rig.node().tcp(web(true))?.is_answered(), "{mode}: IPv4 stays");
+        rig.wait_for_log("This host can no longer serve a family")?;
+    }
+    Ok(())
+}
+
 #[test]
 fn sighup_reads_the_configuration_again() -> Result<()> {
     let mut rig = started("nftables")?;

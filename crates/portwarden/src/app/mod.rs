@@ -17,14 +17,15 @@ mod signals;
 mod source;
 mod watchdog;
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use portwarden_model::{DetectLocal, PacerConfig, PerFamily, PodTraffic};
+use portwarden_model::{DetectLocal, GoneFrontend, PacerConfig, PerFamily, PodTraffic};
 use portwarden_source::kubernetes::{NewEvent, Regarding, Severity};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -58,6 +59,9 @@ const SERVICE_HEALTH_CONNECTIONS: usize = 256;
 
 /// How long the process waits for a running sync when it stops.
 const LAST_SYNC: Duration = Duration::from_secs(5);
+
+/// How long the first sync waits for what an earlier process left in the kernel. It only serves to remove stale UDP flows.
+const EARLIER_RULES: Duration = Duration::from_secs(5);
 
 /// What the process is started with.
 #[derive(Debug)]
@@ -120,7 +124,9 @@ impl App {
         activity.happened(TimelineKind::Started, version, started);
         let events = Events::default();
         let (outputs, receivers) = EngineOutputs::new(1000);
-        let (engine, engine_ended) = start_engine(EngineParts {
+        let mode = config.mode;
+        let earlier = move || modes::earlier_udp_frontends(mode, families);
+        let parts = EngineParts {
             settings: config.model_settings(&node, started.wall),
             words: config.mode.words(),
             dataplanes,
@@ -135,7 +141,8 @@ impl App {
             heartbeat: heartbeat.clone(),
             activity: activity.clone(),
             clock: Box::new(Moment::now),
-        })?;
+        };
+        let (engine, engine_ended) = start_engine(parts, earlier)?;
         let identity =
             introspection::Identity { node: node.clone(), version: options.version.clone(), started };
         let sources = introspection::Sources {
@@ -397,8 +404,11 @@ fn remove_leftovers_of_others(config: &Config) -> RemoveLeftovers {
     })
 }
 
-/// Starts the engine on a thread of its own.
-fn start_engine(parts: EngineParts) -> anyhow::Result<(Handle, oneshot::Receiver<Result<(), EngineError>>)> {
+/// Starts the engine on a thread of its own. `earlier` reads there which UDP frontends an earlier process left.
+fn start_engine(
+    parts: EngineParts,
+    earlier: impl FnOnce() -> PerFamily<BTreeSet<GoneFrontend>> + Send + 'static,
+) -> anyhow::Result<(Handle, oneshot::Receiver<Result<(), EngineError>>)> {
     let (handle, inbox) = engine::inbox().context("cannot create the engine's inbox")?;
     let (ended, ended_out) = oneshot::channel();
     let work = move || {
@@ -410,13 +420,25 @@ fn start_engine(parts: EngineParts) -> anyhow::Result<(Handle, oneshot::Receiver
                 "Cannot follow this host's addresses; node ports on chosen addresses will not answer"
             );
         }
-        let _ = ended.send(engine::run(Engine::new(parts), &inbox, addresses.ok()));
+        let mut engine = Engine::new(parts);
+        engine.take_over(within(EARLIER_RULES, earlier));
+        let _ = ended.send(engine::run(engine, &inbox, addresses.ok()));
     };
     thread::Builder::new()
         .name("engine".to_owned())
         .spawn(work)
         .context("cannot start the engine's thread")?;
     Ok((handle, ended_out))
+}
+
+/// Runs this on a thread of its own and waits for its result for so long: a program that hangs must not keep the engine from starting.
+fn within<T: Default + Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, result) = mpsc::channel();
+    let started = thread::Builder::new().name("earlier rules".to_owned()).spawn(move || done.send(work()));
+    match started {
+        Ok(_) => result.recv_timeout(limit).unwrap_or_default(),
+        Err(_) => T::default(),
+    }
 }
 
 /// Starts the tasks that follow the engine's outputs.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::Context;
+use portwarden_model::Family;
 use tracing::{error, info, warn};
 
 use super::{
@@ -11,7 +12,7 @@ use super::{
 };
 use crate::config::{self, Config, LoadedConfig, Part, Plan, reload_plan};
 use crate::engine::{Message, Moment, Reconfiguration, Replacement};
-use crate::host;
+use crate::host::{self, FamilySupport};
 use crate::introspection::api::TimelineKind;
 use crate::logging::chain;
 use crate::modes;
@@ -86,6 +87,7 @@ impl App {
     async fn apply(&mut self, config: Config, plan: &Plan) -> anyhow::Result<()> {
         let (restarts, live) = (plan.restarts(), plan.live());
         let node = host::node_name(config.hostname_override.as_deref())?;
+        let served = self.families;
         let dataplanes =
             restarts.contains(&Part::Dataplane).then(|| self.replacement(&config)).transpose()?;
         if restarts.contains(&Part::Source) {
@@ -100,6 +102,7 @@ impl App {
             pacing: pacing(&config),
             dataplanes,
         })));
+        self.remove_lost_families(served, &config);
         self.check(&config);
         self.health.set_sync_period(config.pacing.sync_period);
         self.logs.apply(&config.logging);
@@ -115,6 +118,36 @@ impl App {
         self.restart_servers(&config, &restarts).await;
         self.options.config = config;
         Ok(())
+    }
+
+    /// Removes the rules of families that this host can no longer serve: nothing would keep them up to date.
+    fn remove_lost_families(&self, served: FamilySupport, config: &Config) {
+        let now = self.families.families();
+        let lost: Vec<Family> =
+            served.families().into_iter().filter(|family| !now.contains(family)).collect();
+        // Of another mode, everything is a leftover.
+        if lost.is_empty() || config.mode != self.options.config.mode {
+            return;
+        }
+        let config = config.clone();
+        let remove = move || {
+            for family in &lost {
+                warn!(ipFamily = %family, "This host can no longer serve a family; its rules are removed");
+            }
+            for error in modes::clean_up_families(config.mode, &lost, &config) {
+                warn!(
+                    err = format!("{error:#}"),
+                    "Cannot remove the rules of a family that is no longer served"
+                );
+            }
+        };
+        // Behind the reconfiguration: the dataplane of that family would restore its rules.
+        self.engine.send(Message::Inspect(Box::new(move |_| {
+            // On a thread of its own: a program that hangs must not keep changes out of the kernel.
+            if let Err(error) = std::thread::Builder::new().name("leftovers".to_owned()).spawn(remove) {
+                warn!(err = %error, "Cannot remove the rules of a family that is no longer served");
+            }
+        })));
     }
 
     /// Checks the configuration against the node. Errors are only logged: the process already serves traffic.

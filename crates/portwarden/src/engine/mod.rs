@@ -42,8 +42,8 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use portwarden_model::{
-    Cluster, Dataplane, Event, Family, NamespacedName, Notification, PacerConfig, Problem, RefusedService,
-    Settings,
+    Changes, Cluster, Dataplane, Event, Family, GoneFrontend, NamespacedName, Notification, PacerConfig,
+    PerFamily, Problem, RefusedService, Settings,
 };
 use portwarden_source::{Health, Update};
 use tracing::{debug, error, info, trace, warn};
@@ -220,6 +220,13 @@ impl Engine {
         };
         engine.announce(now);
         engine
+    }
+
+    /// Names the UDP frontends that an earlier process left in the kernel. The first sync removes the flows to those that no Service has any more.
+    pub fn take_over(&mut self, earlier: PerFamily<BTreeSet<GoneFrontend>>) {
+        let changes =
+            PerFamily::from_fn(|family| Changes { gone: earlier[family].clone(), ..Changes::default() });
+        self.syncs.add(&changes);
     }
 
     /// Whether a message asked it to stop.

@@ -113,6 +113,7 @@ impl Operations for IptablesMode {
                 debug!(ipFamily = %family, ?variant, "Looked for iptables leftovers");
                 Ok(())
             })
+            .of(family)
         };
         let all = Family::BOTH
             .into_iter()

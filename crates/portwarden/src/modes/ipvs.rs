@@ -113,15 +113,16 @@ impl Operations for IpvsMode {
             for variant in variants_with_leftovers(kept == Some(Mode::Ipvs), family) {
                 let what = format!("rules of ipvs mode for {family} ({variant:?})");
                 // Chains of both modes lead to each other: these are emptied before those of iptables mode go, and removed after them.
-                all.push(Leftover::new(Phase::Jumps, what.clone(), move || {
+                let jumps = Leftover::new(Phase::Jumps, what.clone(), move || {
                     with_rules(family, variant, |programs| {
                         portwarden_ipvs::remove_jumps(programs, family)?;
                         portwarden_ipvs::empty_chains(programs, family)
                     })
-                }));
-                all.push(Leftover::new(Phase::EmptyChains, what, move || {
+                });
+                let chains = Leftover::new(Phase::EmptyChains, what, move || {
                     with_rules(family, variant, |programs| portwarden_ipvs::remove_chains(programs, family))
-                }));
+                });
+                all.extend([jumps, chains].map(|leftover| leftover.of(family)));
             }
         }
         if kept == Some(Mode::Ipvs) {

@@ -33,6 +33,8 @@ pub(super) enum Phase {
 pub(crate) struct Leftover {
     phase: Phase,
     what: String,
+    /// The family whose rules these are; `None` if both share them.
+    family: Option<Family>,
     remove: Box<dyn FnOnce() -> anyhow::Result<()>>,
 }
 
@@ -42,7 +44,12 @@ impl Leftover {
         what: impl Into<String>,
         remove: impl FnOnce() -> anyhow::Result<()> + 'static,
     ) -> Self {
-        Leftover { phase, what: what.into(), remove: Box::new(remove) }
+        Leftover { phase, what: what.into(), family: None, remove: Box::new(remove) }
+    }
+
+    /// The same, of one family only.
+    pub(super) fn of(self, family: Family) -> Self {
+        Leftover { family: Some(family), ..self }
     }
 }
 
@@ -56,6 +63,15 @@ pub fn clean_up(kept: Option<Mode>, config: &Config) -> Vec<anyhow::Error> {
     let started = Instant::now();
     let all = Mode::ALL.into_iter().flat_map(|mode| mode.entry().operations.leftovers(kept, config));
     remove(all.collect(), || kept.is_none() || started.elapsed() < TOTAL_TIMEOUT)
+}
+
+/// Removes the rules of a mode for families that it no longer serves, although it goes on serving another.
+pub(crate) fn clean_up_families(mode: Mode, families: &[Family], config: &Config) -> Vec<anyhow::Error> {
+    let modes = [Some(mode), mode.entry().operations.stands_on()];
+    let all = modes.into_iter().flatten().flat_map(|mode| mode.entry().operations.leftovers(None, config));
+    let lost = |leftover: &Leftover| leftover.family.is_some_and(|family| families.contains(&family));
+    let started = Instant::now();
+    remove(all.filter(lost).collect(), || started.elapsed() < TOTAL_TIMEOUT)
 }
 
 /// Removes them in the order of their phases, as long as there is time.

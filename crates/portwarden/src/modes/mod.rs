@@ -16,7 +16,8 @@ use std::path::Path;
 
 use anyhow::bail;
 use portwarden_model::{
-    Cluster, Dataplane, Desired, FULL_SYNC_INTERVAL, Family, FrontendKey, ObservedFrontend, PerFamily,
+    Cluster, Dataplane, Desired, FULL_SYNC_INTERVAL, Family, FrontendKey, GoneFrontend, ObservedFrontend,
+    PerFamily, Protocol,
 };
 use tracing::{debug, info};
 
@@ -29,6 +30,7 @@ use crate::metrics::{MetricError, Metrics};
 
 use leftovers::Leftover;
 pub use leftovers::clean_up;
+pub(crate) use leftovers::clean_up_families;
 
 /// A way to program the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -230,6 +232,25 @@ pub(crate) fn families(mode: Mode) -> anyhow::Result<FamilySupport> {
         _ => info!("kube-proxy running in dual-stack mode"),
     }
     Ok(support)
+}
+
+/// The UDP frontends that an earlier process of this mode left in the kernel. Flows to those that no Service has any more are stale, and nothing
+/// else names them: they may have been deleted while no process ran.
+pub(crate) fn earlier_udp_frontends(mode: Mode, support: FamilySupport) -> PerFamily<BTreeSet<GoneFrontend>> {
+    let read = |family: Family| -> anyhow::Result<BTreeSet<GoneFrontend>> {
+        let Some(mut kernel) = mode.read_back(family)? else { return Ok(BTreeSet::new()) };
+        let udp = kernel.frontends()?.into_iter().filter(|key| key.protocol == Protocol::Udp);
+        Ok(udp.map(|FrontendKey { ip, port, protocol }| GoneFrontend { ip, port, protocol }).collect())
+    };
+    PerFamily::from_fn(|family| {
+        if !support.families().contains(&family) {
+            return BTreeSet::new();
+        }
+        read(family).unwrap_or_else(|error| {
+            debug!(ipFamily = %family, err = format!("{error:#}"), "Cannot read what an earlier process left; UDP flows to Services that were deleted meanwhile may stay");
+            BTreeSet::new()
+        })
+    })
 }
 
 fn probe(mode: Mode, family: Family) -> Result<(), String> {

@@ -99,6 +99,7 @@ impl Operations for NftablesMode {
                 debug!(ipFamily = %family, found, "Looked for nftables leftovers");
                 Ok(())
             })
+            .of(family)
         };
         Family::BOTH.map(table).into()
     }

@@ -83,6 +83,7 @@ impl Operations for UserspaceMode {
                 debug!(ipFamily = %family, found, "Looked for leftovers of mode userspace");
                 Ok(())
             })
+            .of(family)
         };
         Family::BOTH.map(table).into()
     }
