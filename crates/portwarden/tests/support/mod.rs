@@ -120,9 +120,10 @@ impl Rig {
         Ok(fs::rename(fresh, self.path("bin").join(format!("{program}{kind}")))?)
     }
 
-    /// The program on the node, yet without arguments.
+    /// The program on the node, yet without arguments. `PORTWARDEN` names another binary than the one of this build.
     pub(crate) fn program(&self) -> NamespaceCommand {
-        self.command(env!("CARGO_BIN_EXE_portwarden"))
+        let other = std::env::var("PORTWARDEN").ok();
+        self.command(other.as_deref().unwrap_or(env!("CARGO_BIN_EXE_portwarden")))
     }
 
     /// Another program on the node.
