@@ -1,6 +1,7 @@
 //! The dataplane against the real kernel.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
+#[allow(dead_code, reason = "each test binary uses its part")]
 mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};

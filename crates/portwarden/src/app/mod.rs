@@ -421,7 +421,7 @@ fn start_engine(
             );
         }
         let mut engine = Engine::new(parts);
-        engine.take_over(within(EARLIER_RULES, earlier));
+        engine.take_over(&within(EARLIER_RULES, earlier));
         let _ = ended.send(engine::run(engine, &inbox, addresses.ok()));
     };
     thread::Builder::new()

@@ -223,7 +223,7 @@ impl Engine {
     }
 
     /// Names the UDP frontends that an earlier process left in the kernel. The first sync removes the flows to those that no Service has any more.
-    pub fn take_over(&mut self, earlier: PerFamily<BTreeSet<GoneFrontend>>) {
+    pub fn take_over(&mut self, earlier: &PerFamily<BTreeSet<GoneFrontend>>) {
         let changes =
             PerFamily::from_fn(|family| Changes { gone: earlier[family].clone(), ..Changes::default() });
         self.syncs.add(&changes);
