@@ -91,9 +91,7 @@ impl Demo {
                 .args(arguments)
                 .spawn_logging(log)?,
         );
-        let ready = || {
-            self.client().probe().timeout(Duration::from_secs(1)).tcp(web()).ok()?.is_answered().then_some(())
-        };
+        let ready = || self.web_answers().then_some(());
         if let Err(error) = wait::until(TIMEOUT, "the web service to answer", ready) {
             bail!("{error:#}; Portwarden said:\n{}", std::fs::read_to_string(self.log())?);
         }
@@ -189,9 +187,9 @@ impl Demo {
             died.elapsed().as_millis()
         ));
         self.watch(&load, "after", Duration::from_millis(1200))?;
-        drop(load);
         self.topology.pod(1).serve(Transport::Tcp, 8080)?;
-        self.set_web_pods(&[0, 1, 2])
+        self.set_web_pods(&[0, 1, 2])?;
+        self.wait_for_pods(&load, &[0, 1, 2])
     }
 
     /// The pod finishes what it has begun and accepts nothing new; its endpoint stays in the slice.
@@ -212,19 +210,14 @@ impl Demo {
         title("Another process flushes all rules of the node");
         let (mut connection, _) = self.client().probe().open(Transport::Tcp, web())?;
         say("$ nft flush ruleset");
-        self.topology.node().command("nft").args(["flush", "ruleset"]).run()?;
+        // Portwarden may be done before nft has ended.
         let flushed = Instant::now();
-        let works = || {
-            self.client()
-                .probe()
-                .timeout(Duration::from_millis(50))
-                .tcp(web())
-                .ok()?
-                .is_answered()
-                .then_some(())
-        };
-        wait::until(TIMEOUT, "the rules to be repaired", works)?;
-        say(&format!("repaired: a new connection succeeds {} ms later", flushed.elapsed().as_millis()));
+        self.topology.node().command("nft").args(["flush", "ruleset"]).run()?;
+        wait::until(TIMEOUT, "the rules to be repaired", || self.web_answers().then_some(()))?;
+        say(&format!(
+            "repaired: a new connection succeeds {} ms after the start of nft",
+            flushed.elapsed().as_millis()
+        ));
         ensure!(connection.exchange()?.is_answered(), "the connection from before the flush is broken");
         say("the connection that was open before is still the same");
         Ok(())
@@ -260,6 +253,12 @@ impl Demo {
 
     fn client(&self) -> &Host {
         self.topology.outside()
+    }
+
+    /// Whether a new connection succeeds. One that gets no answer is given up soon, so that waiting shows when the next one does.
+    fn web_answers(&self) -> bool {
+        let probe = self.client().probe().timeout(Duration::from_millis(50));
+        probe.tcp(web()).is_ok_and(|outcome| outcome.is_answered())
     }
 
     fn log(&self) -> PathBuf {
