@@ -29,6 +29,8 @@ pub enum Treatment {
     Dropped,
     /// They go to one of these endpoints.
     Forwarded(BTreeSet<SocketAddr>),
+    /// They go to a proxy on this node, which chooses an endpoint. The kernel does not know which.
+    Proxied,
 }
 
 /// What happens at one frontend.
@@ -126,7 +128,8 @@ const SHOULD: Words = Words { verb: "should", missing: "do not reach", extra: "s
 const WOULD: Words = Words { verb: "would", missing: "would also reach", extra: "would no longer reach" };
 
 fn difference(which: &str, seen: &Treatment, wanted: &Treatment, words: &Words) -> Option<String> {
-    if seen == wanted {
+    // What a proxy does with connections cannot be read, so it is no difference.
+    if seen == wanted || matches!((seen, wanted), (Treatment::Proxied, Treatment::Forwarded(_))) {
         return None;
     }
     if let (Treatment::Forwarded(seen), Treatment::Forwarded(wanted)) = (seen, wanted) {
@@ -175,6 +178,7 @@ impl fmt::Display for Treatment {
                 let all: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
                 write!(f, "forwarded to {}", all.join(", "))
             }
+            Treatment::Proxied => f.write_str("redirected to the proxy"),
         }
     }
 }

@@ -142,6 +142,21 @@ fn explain_reads_back_what_iptables_holds() -> Result<()> {
 }
 
 #[test]
+fn explain_reads_back_what_userspace_holds() -> Result<()> {
+    let elements = "{ 10.96.0.10 . tcp . 80 }";
+    explains_and_finds_a_difference(
+        "userspace",
+        &["nft", "delete", "element", "ip", "portwarden-userspace", "from-elsewhere", elements],
+    )?;
+    let rig = started("userspace")?;
+    let output = run(&rig, &["diff"])?;
+    ensure!(output.code == Some(0), "{output:?}");
+    let output = run(&rig, &["explain", "demo/web"])?;
+    ensure!(output.stdout.contains("the endpoint sees an address of this node"), "{}", output.stdout);
+    Ok(())
+}
+
+#[test]
 fn explain_refuses_questions_that_make_no_sense() -> Result<()> {
     let rig = started("nftables")?;
     let output = run(&rig, &["explain", "web"])?;

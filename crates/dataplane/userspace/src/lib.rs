@@ -15,6 +15,7 @@
 //! | UDP flows that the kernel should forget | `flows.rs` |
 //! | which Service a connection was for | `routes.rs` |
 //! | `--proxy-port-range`, ports kept over a restart | `ports.rs` |
+//! | what the kernel has, for `portwarden explain` | `read_back.rs`, `redirect/nftables/redirections.rs` |
 //! | node ports on 127.0.0.1 and ::1 beside mode nftables | `loopback.rs` |
 //! | threads that move bytes, draining | `core/workers.rs` |
 //! | accepting, limits, exhausted descriptors | `core/accept.rs`, `core/limits.rs` |
@@ -29,6 +30,7 @@ mod error;
 mod flows;
 mod loopback;
 mod ports;
+mod read_back;
 mod redirect;
 mod routes;
 
@@ -36,4 +38,5 @@ pub use core::{Counters, Drain, ServiceCounters, Snapshot};
 pub use dataplane::{Options, Redirection, Userspace, cleanup};
 pub use error::Error;
 pub use loopback::{CREATION_FAILURES, LISTENERS, LoopbackProxy};
+pub use read_back::ReadBack;
 pub use redirect::RedirectError;

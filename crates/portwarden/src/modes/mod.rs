@@ -70,9 +70,14 @@ impl Mode {
         self.entry().operations.check(config, family)
     }
 
-    /// Reads back what the kernel holds of the mode; `None` if the mode keeps that in the process.
+    /// Reads back what the kernel holds of the mode; `None` if there is nothing that can be read.
     pub(crate) fn read_back(self, family: Family) -> anyhow::Result<Option<Box<dyn ReadBack>>> {
         self.entry().operations.read_back(family)
+    }
+
+    /// What an explanation of a Service should mention about the mode.
+    pub(crate) fn remark(self) -> Option<&'static str> {
+        self.entry().operations.remark()
     }
 
     /// Whether the mode uses the rules of another one, and has no others.
@@ -144,9 +149,14 @@ pub(crate) trait Operations: Sync {
         self.probe(family)
     }
 
-    /// Reads back what the kernel holds; `None` if the mode keeps that in the process.
+    /// Reads back what the kernel holds; `None` if there is nothing that can be read.
     fn read_back(&self, _family: Family) -> anyhow::Result<Option<Box<dyn ReadBack>>> {
         Ok(None)
+    }
+
+    /// What an explanation of a Service should mention about the mode.
+    fn remark(&self) -> Option<&'static str> {
+        None
     }
 
     /// The mode whose rules this one uses, too.

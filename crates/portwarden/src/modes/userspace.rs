@@ -1,14 +1,15 @@
 //! Mode userspace, which kube-proxy had until 1.25: a proxy that accepts connections and dials endpoints. It shares the periods of mode iptables.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use anyhow::Context;
-use portwarden_model::{Dataplane, Family};
+use portwarden_model::{Dataplane, Family, FrontendKey, ObservedFrontend};
 use portwarden_userspace::{Counters, Drain, Options, Userspace};
 use tracing::{debug, info};
 
 use super::leftovers::{Leftover, Phase};
-use super::{BuildContext, Entry, Mode, Operations, Section};
+use super::{BuildContext, Entry, Mode, Operations, ReadBack, Section};
 use crate::config::Config;
 use crate::engine::ModeWords;
 use crate::metrics::{MetricError, Metrics};
@@ -35,6 +36,18 @@ impl Operations for UserspaceMode {
     /// The dataplane tries out what it needs when it is made.
     fn probe(&self, _family: Family) -> anyhow::Result<()> {
         Ok(())
+    }
+
+    /// Where iptables redirects, there is nothing to read: the sockets in its rules are not compared.
+    fn read_back(&self, family: Family) -> anyhow::Result<Option<Box<dyn ReadBack>>> {
+        let read = portwarden_userspace::ReadBack::read(family)?;
+        Ok(read.map(|read| Box::new(read) as Box<dyn ReadBack>))
+    }
+
+    fn remark(&self) -> Option<&'static str> {
+        Some(
+            "In mode userspace the proxy chooses the endpoint and connects to it, so the endpoint sees an address of this node, not the client's.",
+        )
     }
 
     fn build(&self, context: &BuildContext<'_>) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {
@@ -86,5 +99,15 @@ impl Operations for UserspaceMode {
             .of(family)
         };
         Family::BOTH.map(table).into()
+    }
+}
+
+impl ReadBack for portwarden_userspace::ReadBack {
+    fn frontend(&mut self, key: &FrontendKey) -> anyhow::Result<ObservedFrontend> {
+        Ok(portwarden_userspace::ReadBack::frontend(self, key))
+    }
+
+    fn frontends(&mut self) -> anyhow::Result<BTreeSet<FrontendKey>> {
+        Ok(portwarden_userspace::ReadBack::frontends(self))
     }
 }

@@ -123,7 +123,7 @@ fn check_service(
 }
 
 fn not_readable(mode: Mode) -> KernelCheck {
-    KernelCheck::skipped(&format!("not read: mode {mode} keeps its decisions in the process"))
+    KernelCheck::skipped(&format!("not read: mode {mode} has no rules here that can be read back"))
 }
 
 fn compare(

@@ -113,7 +113,8 @@ fn run(request: &Request) -> anyhow::Result<Answer> {
     };
     let code = if check.differs() || explained.is_unserved() { BAD } else { GOOD };
     let json = serde_json::json!({ "explanation": explained, "mode": mode.as_str(), "kernel": check });
-    Ok(Answer { text: text::of(&explained, &check), json, code })
+    let remark = mode.remark().map(|remark| format!("{remark}\n")).unwrap_or_default();
+    Ok(Answer { text: text::of(&explained, &check) + &remark, json, code })
 }
 
 impl Question {

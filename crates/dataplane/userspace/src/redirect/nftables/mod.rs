@@ -3,6 +3,7 @@
 mod chains;
 mod expressions;
 mod present;
+mod redirections;
 mod sets;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +21,7 @@ use super::ledger::{Difference, Draft, Ledger};
 use super::{Origin, Recovered, ServiceRules, Settings, Written};
 use chains::Chains;
 use present::Present;
+pub(crate) use redirections::Redirections;
 use sets::{Element, SetId};
 
 /// The table's name in both families.

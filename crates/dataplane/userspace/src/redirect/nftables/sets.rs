@@ -1,6 +1,6 @@
 //! The sets and maps that hold everything that varies, and what a Service puts into them.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use portwarden_model::{Family, NodePortAddresses, NodeView, Protocol};
@@ -190,6 +190,16 @@ pub(crate) fn place_of(key: &[u8]) -> Option<Place> {
     };
     let [high, low, ..] = *port;
     Some(Place { ip, port: u16::from_be_bytes([high, low]), protocol: Protocol::from_number(protocol[0])? })
+}
+
+/// The socket that the value of a redirection stands for.
+pub(crate) fn socket_of(value: &[u8]) -> Option<SocketAddr> {
+    let port = port_of(value)?;
+    let ip = match value.len() {
+        8 => IpAddr::from(<[u8; 4]>::try_from(value.get(..4)?).ok()?),
+        _ => IpAddr::from(<[u8; 16]>::try_from(value.get(..16)?).ok()?),
+    };
+    Some(SocketAddr::new(ip, port))
 }
 
 /// The port at the end of the value of a redirection.
