@@ -192,6 +192,37 @@ fn packets_from_pod_to_pod_leave_connection_tracking_unless_rules_of_others_need
 }
 
 #[test]
+fn pods_that_the_programs_do_not_reach_are_served_without_connection_tracking() -> Result<()> {
+    let _alone = alone();
+    let mut rig = Rig::new()?;
+    rig.topology.pod(0).serve(Transport::Tcp, 8080)?;
+    rig.objects(&objects(&rig, &[0]))?;
+    // Like pods in a sandbox: no process is in this cgroup.
+    let empty = bpf::cgroup()?.join("empty");
+    fs::create_dir_all(&empty)?;
+    let place = Place { cgroup: empty.display().to_string(), pins: bpf::pin_directory("sandbox")? };
+    // The second range holds the addresses of Services as well.
+    for range in [cluster_cidr(), "10.0.0.0/8,fd00::/8".to_owned()] {
+        let [cgroup, pins] = place.flags();
+        let arguments =
+            ["--proxy-mode=ebpf", "--ebpf-notrack=enabled", "--cluster-cidr", &range, &cgroup, &pins];
+        rig.start(&arguments)?;
+        rig.wait_until("the rules", || Ok(untracking_rules(&rig).is_ok_and(|count| count == 2)))?;
+        for address in [V4, V6] {
+            let target = SocketAddr::new(address.parse()?, 80);
+            rig.wait_for_service(target)?;
+            let answer = rig.topology.pod(1).probe().tcp(target)?;
+            ensure!(answer.is_answered(), "{range}, {target}: {answer:?}\n{}", rig.log());
+        }
+        ensure!(!is_tracked(&rig)?, "{range}: a connection from pod to pod is tracked");
+        ensure!(rig.stop()?.success());
+    }
+    rig.program().args(["--cleanup"]).args(place.flags()).run()?;
+    fs::remove_dir(&empty)?;
+    Ok(())
+}
+
+#[test]
 fn other_modes_take_over_and_remove_the_programs() -> Result<()> {
     let _alone = alone();
     let mut rig = Rig::new()?;

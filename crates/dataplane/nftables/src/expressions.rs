@@ -316,6 +316,11 @@ pub(crate) fn in_set(set: &str) -> Expr {
     Expr::Lookup { set: set.into(), key: word(0), target: None, inverted: false }
 }
 
+/// `!= @SET`, with the key from word 0 on.
+pub(crate) fn not_in_set(set: &str) -> Expr {
+    Expr::Lookup { set: set.into(), key: word(0), target: None, inverted: true }
+}
+
 /// `map @MAP`, with the key from word 0 on and the value there too.
 pub(crate) fn map(map: &str) -> Expr {
     Expr::Lookup { set: map.into(), key: word(0), target: Some(word(0)), inverted: false }

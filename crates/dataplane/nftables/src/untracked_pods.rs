@@ -3,10 +3,12 @@
 //! A connection that is translated must be tracked in both directions, and the replies to a pod's connection are packets from pod to pod. So
 //! everything that is translated for pods is masqueraded here: its replies go to an address of the node, and those are always tracked.
 
+use ipnet::IpNet;
 use portwarden_netlink::nftables::{ChainKind, Expr, Hook};
 
 use crate::chains::{BaseChain, Chains, RuleContext};
-use crate::expressions::{masquerade, not_to_this_host, rule, translated};
+use crate::expressions::{masquerade, not_in_set, not_to_this_host, rule, translated};
+use crate::sets::SetId;
 
 /// Before the kernel looks for the connection of a packet. kube-proxy, when it takes over the table, empties and later removes chains that it
 /// does not know if their names have a slash: without our masquerading, this rule must not stay.
@@ -15,9 +17,20 @@ pub(crate) const CHAIN: BaseChain = ("raw-prerouting/pods", ChainKind::Filter, H
 pub(crate) fn add_rules(context: &RuleContext<'_>, chains: &mut Chains) {
     if context.untracked_pods {
         // The address of a bridge is often in the range of the pods.
-        let rule = pod_to_pod(context).map(|pods| rule![pods, not_to_this_host(), Expr::Notrack]);
+        let rule = pod_to_pod(context)
+            .map(|pods| rule![pods, not_to_a_service(context), not_to_this_host(), Expr::Notrack]);
         chains.set(CHAIN.0, rule.into_iter().collect());
     }
+}
+
+/// Costs something for each packet, so it is left out where cluster addresses cannot be in the range of the pods.
+fn not_to_a_service(context: &RuleContext<'_>) -> Vec<Expr> {
+    let (pods, services) = (context.node.pod_range, &context.node.service_cidrs);
+    let overlaps = |net: &IpNet| pods.is_none_or(|pods| pods.contains(net) || net.contains(&pods));
+    if !services.is_empty() && !services.iter().any(overlaps) {
+        return Vec::new();
+    }
+    vec![context.build().destination(0), not_in_set(SetId::ClusterAddresses.name())]
 }
 
 /// Masquerades what is translated from pod to pod.
@@ -29,4 +42,31 @@ pub(crate) fn masquerading(context: &RuleContext<'_>) -> Option<Vec<Expr>> {
 fn pod_to_pod(context: &RuleContext<'_>) -> Option<Vec<Expr>> {
     let pods = context.node.pod_range.filter(|_| context.untracked_pods)?;
     Some(rule![context.build().source_in(&pods, true), context.build().destination_in(&pods, true)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples;
+    use portwarden_model::{Family, Settings};
+
+    fn rule(range: &str, untracked_pods: bool) -> Option<String> {
+        let pod_ranges = vec![range.parse().unwrap()];
+        let cluster = samples::cluster(Settings { pod_ranges, ..samples::settings() }, Vec::new());
+        let node = &cluster.desired(Family::V4).node;
+        let mut chains = Chains::default();
+        add_rules(&RuleContext { untracked_pods, ..RuleContext::plain(Family::V4, node) }, &mut chains);
+        chains.rules(CHAIN.0)?;
+        Some(chains.text(Family::V4, CHAIN.0).trim_end().to_owned())
+    }
+
+    #[test]
+    fn cluster_addresses_in_the_range_of_the_pods_stay_tracked() {
+        let plain = "ip saddr 10.244.0.0/16 ip daddr 10.244.0.0/16 fib daddr type != local notrack";
+        assert_eq!(rule("10.244.0.0/16", true).as_deref(), Some(plain));
+        let wide = "ip saddr 10.0.0.0/8 ip daddr 10.0.0.0/8 ip daddr != @cluster-addresses fib daddr type != local notrack";
+        assert_eq!(rule("10.0.0.0/8", true).as_deref(), Some(wide));
+        assert_eq!(rule("fd00::/8", true).as_deref(), Some(""), "the range of another family");
+        assert_eq!(rule("10.0.0.0/8", false), None);
+    }
 }
