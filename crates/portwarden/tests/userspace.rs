@@ -110,6 +110,10 @@ fn an_upgrade_fails_no_connection() -> Result<()> {
         .args(["--metrics-bind-address=127.0.0.1:11249", "--healthz-bind-address=127.0.0.1:11256"])
         .args(["--cluster-cidr", cidr.as_str(), manifests.as_str()])
         .spawn_logging(log)?;
+    // Before that it has the sockets, but the old one goes on, and a second signal would end its connections.
+    old.wait_until("the new program to take over", || {
+        Ok(std::fs::read_to_string(old.path("new.log"))?.contains("The rules are in force"))
+    })?;
     old.wait_until("the new program to serve", || {
         let (_, text) = old.get(11249, "/metrics")?;
         let served =

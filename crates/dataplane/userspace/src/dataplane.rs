@@ -1,20 +1,19 @@
 //! The dataplane: opens sockets, leads traffic to them, then closes what nothing leads to any more.
 
 mod family;
+mod sockets;
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{MsgFlags, recv};
 use portwarden_model::{Changes, Dataplane, Desired, Family, Notification, PerFamily, Report, SyncError};
 use portwarden_xtables::{Programs, Variant};
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
-use crate::core::{Counters, Drain, Limits, Shared, Workers, listening};
+use crate::core::{Counters, Drain, Limits, Shared, Workers};
 use crate::error::Error;
 use crate::ports::Ports;
 use crate::redirect::{Redirect, RedirectError, Settings, iptables, nftables};
@@ -127,7 +126,6 @@ impl Userspace {
         if let Some(address) = options.bind_address.filter(IpAddr::is_loopback) {
             return Err(Error::LoopbackBindAddress(address));
         }
-        migrate_requests();
         let mark = 1 << (options.mark_bit % 32);
         let settings = Settings { mark, loopback_node_ports: options.loopback_node_ports };
         let redirect = open_redirect(&options, settings)?;
@@ -142,43 +140,24 @@ impl Userspace {
     }
 }
 
-/// The rules stay, so the sockets stay open until the next process or dataplane listens there, or there is nothing left to wait for.
+/// The rules stay, so the sockets stay open until the next process or dataplane has them and serves, or there is nothing left to wait for.
 impl Drop for Userspace {
     fn drop(&mut self) {
         let Userspace { context, families } = self;
         for state in [&mut families.v4, &mut families.v6] {
-            let known = state.known_listeners();
-            let changes = context.redirect.change_descriptor().map(Arc::new);
             let open = std::mem::replace(state, FamilyState::new(state.family()));
+            let relieved = open.end();
             let limits = context.shared.limits.clone();
             context.workers.linger(open, async move {
+                let Some(mut relieved) = relieved else { return };
                 let grace = Instant::now() + GRACE;
-                // A process before us may still have its sockets open: only newer ones are a successor's.
-                let taken_over =
-                    || known.iter().all(|(address, known)| !listening(*address).is_subset(known));
-                while !taken_over() && (Instant::now() < grace || !limits.is_idle()) {
-                    match &changes {
-                        // The next one writes its rules after it has opened its sockets.
-                        Some(changes) => wait_for_change(Arc::clone(changes)).await,
-                        None => tokio::time::sleep(CHECK).await,
-                    }
+                while !*relieved.borrow_and_update() && (Instant::now() < grace || !limits.is_idle()) {
+                    // Whatever happened, it looks again.
+                    let _ = tokio::time::timeout(CHECK, relieved.changed()).await;
                 }
             });
         }
     }
-}
-
-/// Waits until some process changes rules of nftables, but not longer than [`CHECK`].
-async fn wait_for_change(notifications: Arc<OwnedFd>) {
-    let wait = move || {
-        let mut wanted = [PollFd::new(notifications.as_fd(), PollFlags::POLLIN)];
-        let limit = PollTimeout::try_from(CHECK).unwrap_or(PollTimeout::ZERO);
-        // Whatever happens, the caller looks again.
-        let _ = poll(&mut wanted, limit);
-        let mut discarded = [0; 4096];
-        while recv(notifications.as_raw_fd(), &mut discarded, MsgFlags::MSG_DONTWAIT).is_ok() {}
-    };
-    let _ = tokio::task::spawn_blocking(wait).await;
 }
 
 impl Dataplane for Userspace {
@@ -222,12 +201,4 @@ pub fn cleanup(family: Family) -> Result<bool, Error> {
     let by_nftables = nftables::cleanup(family).map_err(|error| failed(error.into()))?;
     let by_iptables = iptables::cleanup(family).map_err(|error| failed(error.into()))?;
     Ok(by_nftables || by_iptables)
-}
-
-/// Connections that wait in the queue of a listener when it is closed go on to that of the next process, in both families.
-fn migrate_requests() {
-    const PATH: &str = "/proc/sys/net/ipv4/tcp_migrate_req";
-    if let Err(error) = std::fs::write(PATH, "1") {
-        debug!(err = %error, path = PATH, "Cannot switch on; a connection may be reset when another process takes over");
-    }
 }

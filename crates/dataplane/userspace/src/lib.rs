@@ -17,6 +17,8 @@
 //! | `--proxy-port-range`, ports kept over a restart | `ports.rs` |
 //! | what the kernel has, for `portwarden explain` | `read_back.rs`, `redirect/nftables/redirections.rs` |
 //! | node ports on 127.0.0.1 and ::1 beside mode nftables | `loopback.rs` |
+//! | TCP listeners, the address they are on | `dataplane/sockets.rs` |
+//! | listeners that go from process to process | `core/handover.rs` |
 //! | threads that move bytes, draining | `core/workers.rs` |
 //! | accepting, limits, exhausted descriptors | `core/accept.rs`, `core/limits.rs` |
 //! | which endpoint, session affinity | `core/balancer.rs` |

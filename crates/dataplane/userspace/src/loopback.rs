@@ -114,7 +114,7 @@ impl LoopbackProxy {
         let fixed = Arc::new(Fixed { target, pool, family });
         let listener = Listener::start(
             (self.workers.all(), self.workers.next()),
-            (socket, Sharing::New),
+            socket,
             Arc::clone(&fixed),
             &self.shared,
         );

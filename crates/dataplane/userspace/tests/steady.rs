@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -105,13 +105,24 @@ fn a_full_sync_changes_only_what_differs() -> Result<()> {
     })
 }
 
+/// The kernel's numbers of all listening sockets in the namespace.
+fn listening() -> Result<BTreeSet<String>> {
+    const LISTENING: &str = "0A";
+    let table = std::fs::read_to_string("/proc/thread-self/net/tcp")?;
+    let fields = table.lines().map(|line| line.split_ascii_whitespace().collect::<Vec<_>>());
+    let listening = fields.filter(|fields| fields.get(3) == Some(&LISTENING));
+    Ok(listening.filter_map(|fields| fields.get(9).map(|&inode| inode.to_owned())).collect())
+}
+
 #[test]
-fn the_next_dataplane_keeps_the_table() -> Result<()> {
+fn the_next_dataplane_keeps_the_table_and_the_sockets() -> Result<()> {
     on_node(|namespace| {
         let objects = || web("TCP", &["10.244.0.10"]);
         let (old, _) = start_with(|_| {}, objects())?;
-        let before = table(namespace)?;
+        let (before, sockets) = (table(namespace)?, listening()?);
+        ensure!(!sockets.is_empty());
         let (_new, _) = start_with(|_| {}, objects())?;
+        ensure!(listening()? == sockets, "a listener that is closed resets connections in its queue");
         drop(old);
         // A table that is replaced lets connections pass for a moment.
         ensure!(table(namespace)? == before, "before: {before}\nafter: {}", table(namespace)?);

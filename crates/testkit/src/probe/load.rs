@@ -16,8 +16,8 @@ use super::dialogue::{self, Dialogue};
 use super::outcome::Outcome;
 use crate::wait;
 
-/// Probes of a volley under way at a time.
-const VOLLEY_WIDTH: usize = 64;
+/// Probes of a volley or load under way at a time.
+const WIDTH: usize = 64;
 
 /// The longest wait of a load's loop, so that it notices when it is to stop.
 const TICK: Duration = Duration::from_millis(20);
@@ -102,7 +102,7 @@ pub(super) fn volley(probe: &Probe, transport: Transport, target: SocketAddr, co
     let mut under_way = UnderWay::default();
     let mut unsent = count;
     while unsent > 0 || !under_way.is_empty() {
-        while unsent > 0 && under_way.len() < VOLLEY_WIDTH {
+        while unsent > 0 && under_way.len() < WIDTH {
             under_way.push(Instant::now(), probe.start(transport, target)?);
             unsent -= 1;
         }
@@ -174,8 +174,8 @@ impl Drop for Load {
     }
 }
 
-/// The loop of a steady load. A loop that fell behind sends what is due at once, so that the number of probes is
-/// right over any longer time.
+/// The loop of a steady load. A loop that fell behind sends what is due as soon as it can, so that the number of probes is
+/// right over any longer time. On a machine that cannot keep up it does not pile them up, though.
 fn steady(
     probe: &Probe,
     transport: Transport,
@@ -191,12 +191,14 @@ fn steady(
         if stopping && under_way.is_empty() {
             return Ok(());
         }
-        while !stopping && next <= Instant::now() {
+        while !stopping && next <= Instant::now() && under_way.len() < WIDTH {
             under_way.push(Instant::now(), probe.start(transport, target)?);
             next += interval;
         }
         under_way.advance(&mut report)?;
-        under_way.wait((!stopping).then(|| next.min(Instant::now() + TICK)))?;
+        let tick = Instant::now() + TICK;
+        let wake = if under_way.len() < WIDTH { next.min(tick) } else { tick };
+        under_way.wait((!stopping).then_some(wake))?;
     }
 }
 

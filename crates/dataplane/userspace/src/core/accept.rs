@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener as StdListener};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use portwarden_model::{PoolKind, PortName, ProxiedPort};
@@ -18,16 +18,11 @@ use super::counters::{Counters, Open, ServiceCounters};
 use super::dial::dial;
 use super::limits::Limits;
 use super::relay::Relay;
-use super::socket::Sharing;
 use super::workers::{Busy, Worker, choose};
 
 /// How long accepting pauses when no descriptor is left: it doubles from the first to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LAST_PAUSE: Duration = Duration::from_millis(320);
-
-/// How long after its start a listener may get connections from the process before it, and how often that is checked.
-const TAKEOVER: Duration = Duration::from_secs(60);
-const RECHECK: Duration = Duration::from_millis(50);
 
 /// A service port that connections go to.
 #[derive(Debug)]
@@ -76,18 +71,17 @@ pub(crate) struct Shared {
 pub(crate) struct Listener(AbortHandle);
 
 impl Listener {
-    /// Accepts on worker number `own`, on a listening socket whose port another process may have had before.
+    /// Accepts on worker number `own`. Other processes may have the same socket.
     pub(crate) fn start(
         (workers, own): (&Arc<[Worker]>, usize),
-        (socket, sharing): (StdListener, Sharing),
+        socket: StdListener,
         router: Arc<impl Router>,
         shared: &Arc<Shared>,
     ) -> Self {
         let acceptor = Acceptor { workers: Arc::clone(workers), own, router, shared: Arc::clone(shared) };
         let work = async move {
-            let recheck = if sharing == Sharing::Existing { Recheck::new(&socket) } else { None };
             match TcpListener::from_std(socket) {
-                Ok(socket) => acceptor.accept(&socket, recheck).await,
+                Ok(socket) => acceptor.accept(&socket).await,
                 Err(error) => warn!(err = %error, "Cannot serve a listening socket"),
             }
         };
@@ -111,12 +105,12 @@ struct Acceptor<R> {
 
 impl<R: Router> Acceptor<R> {
     /// Runs until it is aborted.
-    async fn accept(&self, socket: &TcpListener, mut recheck: Option<Recheck>) {
+    async fn accept(&self, socket: &TcpListener) {
         let mut spare = spare_descriptor();
         let mut pause = FIRST_PAUSE;
         // Without room, clients wait in the kernel's queue.
         while let Some(room) = self.shared.limits.enter().await {
-            match next_connection(socket, &mut recheck).await {
+            match socket.accept().await {
                 Ok((stream, peer)) => {
                     pause = FIRST_PAUSE;
                     self.serve(stream, peer, room);
@@ -158,45 +152,6 @@ impl<R: Router> Acceptor<R> {
             }
         });
     }
-}
-
-/// Looks at the queue of a listener now and then. When the process before this one closes a listener, the kernel moves the connections that wait there
-/// to ours, but does not wake us.
-struct Recheck {
-    queue: StdListener,
-    until: Instant,
-}
-
-impl Recheck {
-    fn new(socket: &StdListener) -> Option<Self> {
-        Some(Recheck { queue: socket.try_clone().ok()?, until: Instant::now() + TAKEOVER })
-    }
-
-    /// A connection that is there, whether or not the kernel announced it.
-    fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        let (stream, peer) = self.queue.accept()?;
-        stream.set_nonblocking(true)?;
-        Ok((TcpStream::from_std(stream)?, peer))
-    }
-}
-
-async fn next_connection(
-    socket: &TcpListener,
-    recheck: &mut Option<Recheck>,
-) -> io::Result<(TcpStream, SocketAddr)> {
-    while let Some(now_and_then) = recheck {
-        if let Ok(accepted) = tokio::time::timeout(RECHECK, socket.accept()).await {
-            return accepted;
-        }
-        match now_and_then.accept() {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            moved => return moved,
-        }
-        if Instant::now() >= now_and_then.until {
-            *recheck = None;
-        }
-    }
-    socket.accept().await
 }
 
 /// Serves one connection from its first byte to its last.

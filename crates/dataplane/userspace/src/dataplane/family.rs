@@ -1,29 +1,23 @@
 //! The sockets and Services of one family.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener as StdListener};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
 use portwarden_model::{
     Changes, Desired, Exposure, Family, Frontend, NamespacedName, NodeView, PoolKind, PortName, Protocol,
     ProxiedPort, ProxiedService, RefusedService, Report, Verdict,
 };
-use portwarden_netlink::IpFamily;
-use portwarden_netlink::route::{Route, scope};
+use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
+use super::sockets::{self, PortsBefore, Sockets};
 use super::{Context, GRACE};
-use crate::core::{Listener, Sharing, Target, UdpListener, UdpRoute, bind_udp, listen, listening};
+use crate::core::{Target, UdpListener, UdpRoute, bind_udp};
 use crate::error::Error;
 use crate::flows::StaleFlows;
 use crate::redirect::{Action, Origin, Place, Portal, Recovered, ServiceRules, Written, sources};
-use crate::routes::{Entry, Redirected, Routes};
-
-/// How long a first sync waits for the process before this one, at most: so many times this interval.
-const PREDECESSOR_CHECKS: usize = 50;
-const PREDECESSOR_INTERVAL: Duration = Duration::from_millis(5);
+use crate::routes::{Entry, Routes};
 
 /// What one family has.
 #[derive(Debug)]
@@ -35,18 +29,6 @@ pub(super) struct FamilyState {
     /// Sockets on addresses that the node had before, to which the kernel's rules may still lead.
     retired: Vec<Sockets>,
     services: HashMap<NamespacedName, ServiceState>,
-}
-
-/// The TCP listeners, all on one address.
-#[derive(Debug)]
-struct Sockets {
-    ip: IpAddr,
-    ports: BTreeMap<Origin, u16>,
-    /// Bound and listening, but nothing accepts yet: connections wait until routes are known.
-    waiting: Vec<(Origin, Sharing, Vec<StdListener>)>,
-    listeners: Vec<Listener>,
-    /// The addresses, each with the inodes of all sockets that listened there when ours had been opened: ours, and those of processes before.
-    known: Vec<(SocketAddr, BTreeSet<u64>)>,
 }
 
 /// A Service as it is served.
@@ -89,15 +71,9 @@ impl FamilyState {
         self.family
     }
 
-    /// The addresses of the TCP listeners.
-    pub(super) fn listening(&self) -> impl Iterator<Item = SocketAddr> + '_ {
-        let address = |sockets: &Sockets, port: &u16| SocketAddr::new(sockets.ip, *port);
-        self.sockets.iter().flat_map(move |s| s.ports.values().map(move |port| address(s, port)))
-    }
-
-    /// The addresses of the TCP listeners, each with the inodes of the sockets that listened there when ours had been opened.
-    pub(super) fn known_listeners(&self) -> Vec<(SocketAddr, BTreeSet<u64>)> {
-        self.sockets.as_ref().map_or_else(Vec::new, |sockets| sockets.known.clone())
+    /// The dataplane is about to end. The result changes to true when the next one serves; `None` if nothing is open.
+    pub(super) fn end(&self) -> Option<watch::Receiver<bool>> {
+        self.sockets.as_ref()?.end()
     }
 
     /// Sockets first, then the rules that lead to them, then what is no longer needed: no connection ever meets a closed port.
@@ -108,7 +84,6 @@ impl FamilyState {
         changes: &Changes,
     ) -> Result<Report, Error> {
         self.recover(context)?;
-        let first = self.sockets.is_none();
         let opened = self.open_sockets(context, &desired.node, changes);
         let mut full = changes.full || opened || !context.redirect.in_step(self.family);
         let outcome = loop {
@@ -126,8 +101,8 @@ impl FamilyState {
                 let retired = std::mem::take(&mut self.retired);
                 context.workers.linger(retired, async { tokio::time::sleep(GRACE).await });
             }
-            if opened && first {
-                self.await_predecessor(context);
+            if let Some(sockets) = &mut self.sockets {
+                sockets.relieve_predecessor();
             }
         }
         outcome
@@ -156,9 +131,11 @@ impl FamilyState {
             rules.insert(name.clone(), service_rules);
             states.insert(name.clone(), state);
         }
-        self.accept_connections(context);
+        if let Some(sockets) = &mut self.sockets {
+            sockets.accept(context, &self.routes);
+        }
         let failed = |source| Error::Commit { family: self.family, source };
-        let own = self.own_rules();
+        let own = self.sockets.as_ref().map(Sockets::rules).unwrap_or_default();
         let written =
             context.redirect.write(self.family, &desired.node, &own, &rules, full).map_err(failed)?;
         let Written { objects, full, missed_notifications } = written;
@@ -288,7 +265,7 @@ impl FamilyState {
     }
 
     fn tcp_socket(&self, origin: Origin) -> Result<SocketAddr, String> {
-        let address = self.sockets.as_ref().and_then(|s| Some(SocketAddr::new(s.ip, *s.ports.get(&origin)?)));
+        let address = self.sockets.as_ref().and_then(|sockets| sockets.address(origin));
         address.ok_or_else(|| format!("no {} socket is open", self.family))
     }
 
@@ -369,15 +346,15 @@ impl FamilyState {
         if self.sockets.is_some() && !changes.node && !changes.full {
             return false;
         }
-        let present = self.sockets.as_ref().map(|sockets| sockets.ip);
-        for ip in self.addresses(context, node) {
-            if present == Some(ip) {
+        for ip in sockets::addresses(self.family, context, node) {
+            if self.sockets.as_ref().is_some_and(|sockets| sockets.ip == ip) {
                 return false;
             }
-            match self.listen(context, ip) {
+            let kept = PortsBefore { sockets: self.sockets.as_ref(), recovered: self.recovered.as_ref() };
+            match Sockets::open(self.family, context, ip, &kept) {
                 Ok(sockets) => {
                     info!(ipFamily = %self.family, address = %ip, "Redirecting connections of Services to this address");
-                    self.retired.extend(self.sockets.replace(sockets));
+                    self.retired.extend(self.sockets.replace(sockets).map(Sockets::retire));
                     return true;
                 }
                 Err(error) => {
@@ -387,89 +364,6 @@ impl FamilyState {
         }
         // Better the address that was good before than none.
         false
-    }
-
-    /// The addresses to listen on, the best first: the bind address, or the node's, or any other of the host.
-    fn addresses(&self, context: &Context, node: &NodeView) -> Vec<IpAddr> {
-        let given = context.options.bind_address.filter(|ip| !ip.is_unspecified());
-        if let Some(ip) = given.filter(|ip| Family::of(*ip) == self.family) {
-            return vec![ip];
-        }
-        let family = match self.family {
-            Family::V4 => IpFamily::Ipv4,
-            Family::V6 => IpFamily::Ipv6,
-        };
-        let host = Route::open().and_then(|mut route| route.addresses(Some(family))).unwrap_or_default();
-        let global = host.into_iter().filter(|one| one.scope == scope::UNIVERSE).map(|one| one.address);
-        let own = Some(node.ip).filter(|ip| !ip.is_loopback());
-        own.into_iter().chain(global.filter(|ip| *ip != node.ip && !ip.is_loopback())).collect()
-    }
-
-    fn listen(&self, context: &mut Context, ip: IpAddr) -> io::Result<Sockets> {
-        let mut sockets = Sockets {
-            ip,
-            ports: BTreeMap::new(),
-            waiting: Vec::new(),
-            listeners: Vec::new(),
-            known: Vec::new(),
-        };
-        for origin in Origin::BOTH {
-            let kept = self.kept_port(origin);
-            let open = |port, sharing| {
-                let socket = listen(SocketAddr::new(ip, port), sharing)?;
-                let port = socket.local_addr()?.port();
-                Ok((socket, port))
-            };
-            let (first, port) = context.ports.open((self.family, Protocol::Tcp), kept, open)?;
-            sockets.ports.insert(origin, port);
-            let mut of_workers = vec![first];
-            for _ in 1..context.workers.all().len() {
-                of_workers.push(listen(SocketAddr::new(ip, port), Sharing::Existing)?);
-            }
-            let address = SocketAddr::new(ip, port);
-            sockets.known.push((address, listening(address)));
-            let sharing = if kept == Some(port) { Sharing::Existing } else { Sharing::New };
-            sockets.waiting.push((origin, sharing, of_workers));
-        }
-        Ok(sockets)
-    }
-
-    /// The port of the listener before, on another address or of another process.
-    fn kept_port(&self, origin: Origin) -> Option<u16> {
-        let own = self.sockets.as_ref().and_then(|sockets| sockets.ports.get(&origin));
-        own.or_else(|| self.recovered.as_ref()?.tcp.get(&origin)).copied()
-    }
-
-    /// Starts to accept on sockets that only waited so far.
-    fn accept_connections(&mut self, context: &Context) {
-        let Some(sockets) = &mut self.sockets else { return };
-        for (origin, sharing, of_workers) in sockets.waiting.drain(..) {
-            let router = Arc::new(Redirected { routes: Arc::clone(&self.routes), origin });
-            let workers = context.workers.all();
-            let started = of_workers.into_iter().enumerate().map(|(own, socket)| {
-                Listener::start((workers, own), (socket, sharing), Arc::clone(&router), &context.shared)
-            });
-            sockets.listeners.extend(started);
-        }
-    }
-
-    /// Waits, but not for long, until a process that is about to end has closed its sockets: it knows only what was wanted before.
-    fn await_predecessor(&self, context: &Context) {
-        let own = context.workers.all().len();
-        for _ in 0..PREDECESSOR_CHECKS {
-            if self.listening().all(|address| listening(address).len() <= own) {
-                return;
-            }
-            std::thread::sleep(PREDECESSOR_INTERVAL);
-        }
-    }
-
-    /// The rules for the listeners: nothing reaches them directly.
-    fn own_rules(&self) -> ServiceRules {
-        let sockets = self.sockets.iter().flat_map(|sockets| {
-            sockets.ports.values().map(|port| (Protocol::Tcp, SocketAddr::new(sockets.ip, *port)))
-        });
-        ServiceRules { sockets: sockets.collect(), ..ServiceRules::default() }
     }
 }
 

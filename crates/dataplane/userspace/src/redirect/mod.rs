@@ -6,7 +6,7 @@ pub(crate) mod nftables;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
 use ipnet::IpNet;
 use portwarden_model::{
@@ -140,14 +140,6 @@ impl Redirect {
         match self {
             Redirect::Nftables(nftables) => Ok(nftables.tampering()?),
             Redirect::Iptables(_) => Ok(PerFamily::default()),
-        }
-    }
-
-    /// A descriptor that becomes readable when rules change, for as long as this lives and after.
-    pub(crate) fn change_descriptor(&self) -> Option<OwnedFd> {
-        match self {
-            Redirect::Nftables(nftables) => nftables.change_descriptor(),
-            Redirect::Iptables(_) => None,
         }
     }
 

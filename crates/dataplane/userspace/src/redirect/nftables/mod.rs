@@ -7,7 +7,7 @@ mod redirections;
 mod sets;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use portwarden_model::{Family, NamespacedName, NodeView, PerFamily, Protocol};
@@ -189,11 +189,6 @@ impl Nftables {
             }
         }
         Ok(found)
-    }
-
-    /// A descriptor that becomes readable when rules change, for as long as this lives and after.
-    pub(crate) fn change_descriptor(&self) -> Option<OwnedFd> {
-        self.monitor.as_fd().try_clone_to_owned().ok()
     }
 
     pub(crate) fn watch_fd(&self) -> BorrowedFd<'_> {
