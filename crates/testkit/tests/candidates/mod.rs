@@ -178,8 +178,8 @@ fn start_userspace_iptables(options: &Options) -> Result<Vec<Box<dyn Dataplane>>
 
 fn start_redirecting(options: &Options, redirection: Redirection) -> Result<Vec<Box<dyn Dataplane>>> {
     // Steps of scenarios take longer than kube-proxy's idle limit of 250 ms, and other modes remember a flow for 30 s at least.
-    // On a busy machine a test with restarts takes longer than a few seconds, and its connections must outlive them.
-    let (udp_timeout, drain) = (Duration::from_secs(30), Duration::from_secs(120));
+    // On a busy machine a test with restarts takes minutes, and its connections must outlive them.
+    let (udp_timeout, drain) = (Duration::from_secs(30), Duration::from_secs(900));
     let loopback_node_ports = options.localhost_node_ports;
     let own = UserspaceOptions {
         udp_timeout,
