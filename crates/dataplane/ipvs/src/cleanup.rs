@@ -184,7 +184,8 @@ fn split(
         .partition(|key| ownership.owns(key) && !excluded.iter().any(|net| net.contains(&key.address.ip())))
 }
 
-fn read_ownership(route: &mut Route, device: u32) -> Result<Ownership, portwarden_netlink::Error> {
+/// What identifies our virtual servers, of both families.
+pub(crate) fn read_ownership(route: &mut Route, device: u32) -> Result<Ownership, portwarden_netlink::Error> {
     let mut ownership = Ownership::default();
     for found in route.addresses(None)? {
         if found.index == device {

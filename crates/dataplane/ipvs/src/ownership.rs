@@ -22,31 +22,39 @@ pub(crate) struct Ownership {
     pub(crate) node: BTreeSet<IpAddr>,
 }
 
+/// What one of our virtual servers is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// An address of a Service.
+    ServiceAddress,
+    /// A node port, on one of the node's addresses.
+    NodePort,
+}
+
 impl Ownership {
     /// Whether a virtual server is ours.
     pub(crate) fn owns(&self, key: &ServerKey) -> bool {
+        self.role(key).is_some()
+    }
+
+    /// What a virtual server is for; `None` if it is another program's.
+    pub(crate) fn role(&self, key: &ServerKey) -> Option<Role> {
         let (ip, port) = (key.address.ip(), key.address.port());
         if self.bound.contains(&ip) {
-            return true;
+            return Some(Role::ServiceAddress);
         }
-        let Ok(protocol) = u8::try_from(key.protocol) else { return false };
+        let protocol = u8::try_from(key.protocol).ok()?;
         let by_address = Entry::IpPort(ip, protocol, port);
-        let address_sets = [
-            SetId::ClusterIp,
-            SetId::ExternalIp,
-            SetId::ExternalIpLocal,
-            SetId::LoadBalancer,
-            SetId::NodePortSctp,
-        ];
+        let address_sets = [SetId::ClusterIp, SetId::ExternalIp, SetId::ExternalIpLocal, SetId::LoadBalancer];
         if address_sets.iter().any(|set| self.entries.contains(&(*set, by_address))) {
-            return true;
+            return Some(Role::ServiceAddress);
         }
-        let node_port_set = match protocol {
-            6 => SetId::NodePortTcp,
-            17 => SetId::NodePortUdp,
-            _ => return false,
+        let node_port = match protocol {
+            6 => (SetId::NodePortTcp, Entry::Port(port)),
+            17 => (SetId::NodePortUdp, Entry::Port(port)),
+            _ => (SetId::NodePortSctp, by_address),
         };
-        self.node.contains(&ip) && self.entries.contains(&(node_port_set, Entry::Port(port)))
+        (self.node.contains(&ip) && self.entries.contains(&node_port)).then_some(Role::NodePort)
     }
 }
 
@@ -78,7 +86,12 @@ mod tests {
             ("192.168.0.2:30080", 6),
             ("192.168.0.2:30132", 132),
         ] {
-            assert!(ownership.owns(&key(text, protocol)), "{text}");
+            let role = if text.ends_with("30080") || text.ends_with("30132") {
+                Role::NodePort
+            } else {
+                Role::ServiceAddress
+            };
+            assert_eq!(ownership.role(&key(text, protocol)), Some(role), "{text}");
         }
         for (text, protocol) in [
             ("10.96.0.11:80", 6),

@@ -85,7 +85,7 @@ fn run(request: &Request) -> anyhow::Result<Answer> {
     for family in &families {
         let nothing = Frontends::new();
         let seen = before.frontends.get(family).unwrap_or(&nothing);
-        changes.extend(compare(*family, seen, cluster.desired(*family)));
+        changes.extend(compare(*family, seen, cluster.desired(*family), config.mode));
     }
     let settings = Kernel::default().pending(&config.conntrack);
     let rules = match request.value("show") {
@@ -145,12 +145,13 @@ impl Before {
     }
 }
 
-fn compare(family: Family, seen: &Frontends, desired: &Desired) -> Vec<Change> {
+fn compare(family: Family, seen: &Frontends, desired: &Desired, mode: Mode) -> Vec<Change> {
     let mut wanted: BTreeMap<FrontendKey, (String, ObservedFrontend)> = BTreeMap::new();
     for (name, service) in desired.services() {
         for port in &service.ports {
+            let cluster = port.cluster.iter().map(|backend| backend.address()).collect();
             for frontend in port.active_frontends() {
-                let observed = ObservedFrontend::desired(port, frontend);
+                let observed = mode.adapt(ObservedFrontend::desired(port, frontend), &cluster);
                 wanted.insert(FrontendKey::of(port, frontend), (name.to_string(), observed));
             }
         }

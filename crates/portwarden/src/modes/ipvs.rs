@@ -2,7 +2,9 @@
 
 mod read_back;
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -10,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use portwarden_ipvs::{CHAINS, Ipvs, JUMPS, Jump, Leftovers, Options};
-use portwarden_model::{Dataplane, Family};
+use portwarden_model::{Dataplane, Family, ObservedFrontend};
 use portwarden_netlink::ipvs::Timeouts;
 use portwarden_xtables::{Programs, Variant};
 use tracing::{info, warn};
@@ -71,6 +73,10 @@ impl Operations for IpvsMode {
 
     fn read_back(&self, family: Family) -> anyhow::Result<Option<Box<dyn ReadBack>>> {
         Ok(Some(Box::new(read_back::VirtualServers::read(family)?)))
+    }
+
+    fn adapt(&self, desired: ObservedFrontend, cluster: &BTreeSet<SocketAddr>) -> ObservedFrontend {
+        read_back::adapt(desired, cluster)
     }
 
     fn build(&self, context: &BuildContext<'_>) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {

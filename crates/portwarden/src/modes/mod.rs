@@ -12,7 +12,9 @@ mod userspace;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::Path;
+use std::thread;
 
 use anyhow::bail;
 use portwarden_model::{
@@ -83,6 +85,11 @@ impl Mode {
     /// Whether the mode uses the rules of another one, and has no others.
     pub(crate) fn uses_rules_of_another(self) -> bool {
         self.entry().operations.stands_on().is_some()
+    }
+
+    /// What the mode makes of a frontend whose desired treatment its mechanism cannot express. `cluster` are the endpoints of policy Cluster.
+    pub(crate) fn adapt(self, desired: ObservedFrontend, cluster: &BTreeSet<SocketAddr>) -> ObservedFrontend {
+        self.entry().operations.adapt(desired, cluster)
     }
 
     /// Whether one of the two modes uses the rules of the other.
@@ -159,6 +166,11 @@ pub(crate) trait Operations: Sync {
         None
     }
 
+    /// What the mode makes of a frontend whose desired treatment its mechanism cannot express. `cluster` are the endpoints of policy Cluster.
+    fn adapt(&self, desired: ObservedFrontend, _cluster: &BTreeSet<SocketAddr>) -> ObservedFrontend {
+        desired
+    }
+
     /// The mode whose rules this one uses, too.
     fn stands_on(&self) -> Option<Mode> {
         None
@@ -198,6 +210,17 @@ pub(crate) trait ReadBack {
     /// What happens to connections to a frontend.
     fn frontend(&mut self, key: &FrontendKey) -> anyhow::Result<ObservedFrontend>;
 
+    /// The same, with the differences from what should happen, one sentence each.
+    fn compare(
+        &mut self,
+        key: &FrontendKey,
+        desired: &ObservedFrontend,
+    ) -> anyhow::Result<(ObservedFrontend, Vec<String>)> {
+        let seen = self.frontend(key)?;
+        let differences = seen.differences(desired);
+        Ok((seen, differences))
+    }
+
     /// Every frontend that the kernel knows.
     fn frontends(&mut self) -> anyhow::Result<BTreeSet<FrontendKey>>;
 
@@ -215,14 +238,18 @@ pub(crate) struct BuildContext<'a> {
 
 /// Finds out which families a mode can serve on this host.
 pub(crate) fn families(mode: Mode) -> anyhow::Result<FamilySupport> {
-    let probes = PerFamily {
-        v4: probe(mode, Family::V4),
-        v6: if has_ipv6(Path::new("/proc")) {
-            probe(mode, Family::V6)
-        } else {
-            Err("this kernel has no IPv6, or it is disabled".to_owned())
-        },
-    };
+    // Side by side: in some modes each is the run of a program.
+    let probes = thread::scope(|scope| {
+        let v6 = scope.spawn(|| {
+            if has_ipv6(Path::new("/proc")) {
+                probe(mode, Family::V6)
+            } else {
+                Err("this kernel has no IPv6, or it is disabled".to_owned())
+            }
+        });
+        let v4 = probe(mode, Family::V4);
+        PerFamily { v4, v6: v6.join().unwrap_or_else(|_| Err("the probe panicked".to_owned())) }
+    });
     let support = FamilySupport(PerFamily::from_fn(|family| probes[family].is_ok()));
     for (family, probed) in probes.iter() {
         if let Err(reason) = probed

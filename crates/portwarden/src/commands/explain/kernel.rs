@@ -34,6 +34,8 @@ pub(crate) struct KernelFrontend {
     pub(super) key: FrontendKey,
     pub(super) from_node: String,
     pub(super) from_elsewhere: String,
+    /// What the mode does instead of what the explanation says, where its mechanism cannot do that.
+    pub(super) adapted: Option<String>,
     /// One sentence each; empty if the kernel does what it should.
     pub(super) differences: Vec<String>,
     /// Elements or rules, as they were read.
@@ -78,7 +80,8 @@ fn check_packet(mode: Mode, packet: &PacketExplanation) -> anyhow::Result<Kernel
             let family = key.ip.map_or(Family::V4, Family::of);
             let Some(mut kernel) = mode.read_back(family)? else { return Ok(not_readable(mode)) };
             let wanted = ObservedFrontend::not_served();
-            Ok(KernelCheck { skipped: None, frontends: vec![compare(kernel.as_mut(), key, &wanted)?] })
+            let found = compare(kernel.as_mut(), key, &wanted, None)?;
+            Ok(KernelCheck { skipped: None, frontends: vec![found] })
         }
     }
 }
@@ -115,7 +118,11 @@ fn check_service(
                         None => return Ok(not_readable(mode)),
                     },
                 };
-                frontends.push(compare(kernel.as_mut(), key, &desired(port, frontend))?);
+                let desired = desired(port, frontend);
+                let adapted = mode.adapt(desired.clone(), &cluster_endpoints(port));
+                let note =
+                    (adapted != desired).then(|| format!("in mode {mode}: {}", adapted.from_elsewhere));
+                frontends.push(compare(kernel.as_mut(), key, &adapted, note)?);
             }
         }
     }
@@ -130,14 +137,16 @@ fn compare(
     kernel: &mut dyn ReadBack,
     key: FrontendKey,
     desired: &ObservedFrontend,
+    adapted: Option<String>,
 ) -> anyhow::Result<KernelFrontend> {
-    let seen = kernel.frontend(&key)?;
+    let (seen, differences) = kernel.compare(&key, desired)?;
     Ok(KernelFrontend {
         frontend: key.to_string(),
         key,
         from_node: seen.from_node.to_string(),
         from_elsewhere: seen.from_elsewhere.to_string(),
-        differences: seen.differences(desired),
+        adapted,
+        differences,
         evidence: seen.evidence,
     })
 }
@@ -152,14 +161,11 @@ pub(super) fn key_of(port: &ExplainedPort, frontend: &ExplainedFrontend) -> Opti
 
 /// What the kernel should hold.
 fn desired(port: &ExplainedPort, frontend: &ExplainedFrontend) -> ObservedFrontend {
-    let pool = |used: fn(&ExplainedEndpoint) -> bool| {
-        let addresses =
-            port.endpoints.iter().filter(|one| used(one)).filter_map(|one| one.address.parse().ok());
-        Treatment::Forwarded(addresses.collect::<BTreeSet<SocketAddr>>())
-    };
     let treatment = |verdict: &ExplainedVerdict| match (verdict.action, verdict.pool.as_deref()) {
-        (Action::Forward, Some("local")) => pool(|one| one.local.as_ref().is_some_and(|used| used.used)),
-        (Action::Forward, _) => pool(|one| one.cluster.as_ref().is_some_and(|used| used.used)),
+        (Action::Forward, Some("local")) => {
+            Treatment::Forwarded(pool(port, |one| one.local.as_ref().is_some_and(|used| used.used)))
+        }
+        (Action::Forward, _) => Treatment::Forwarded(cluster_endpoints(port)),
         (Action::Reject, _) => Treatment::Rejected,
         (Action::Drop, _) => Treatment::Dropped,
         (Action::None, _) => Treatment::NotServed,
@@ -170,4 +176,13 @@ fn desired(port: &ExplainedPort, frontend: &ExplainedFrontend) -> ObservedFronte
         masquerade: None,
         evidence: Vec::new(),
     }
+}
+
+/// The endpoints of policy Cluster.
+fn cluster_endpoints(port: &ExplainedPort) -> BTreeSet<SocketAddr> {
+    pool(port, |one| one.cluster.as_ref().is_some_and(|used| used.used))
+}
+
+fn pool(port: &ExplainedPort, used: fn(&ExplainedEndpoint) -> bool) -> BTreeSet<SocketAddr> {
+    port.endpoints.iter().filter(|one| used(one)).filter_map(|one| one.address.parse().ok()).collect()
 }

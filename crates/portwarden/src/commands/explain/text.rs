@@ -106,6 +106,9 @@ fn write_frontend(
 }
 
 fn write_kernel(out: &mut String, found: &KernelFrontend, indent: &str) {
+    if let Some(adapted) = &found.adapted {
+        let _ = writeln!(out, "{indent}{adapted}");
+    }
     if found.differences.is_empty() {
         return;
     }
