@@ -51,6 +51,12 @@ fn iptables_mode_serves_with_two_capabilities() -> Result<()> {
 }
 
 #[test]
+#[ignore = "needs a kernel with IPVS: scripts/test-uml"]
+fn ipvs_mode_serves_with_two_capabilities() -> Result<()> {
+    serves_with("ipvs", Some("iptables/daemonset-patch.yaml"), "0", NET_ADMIN | NET_RAW)
+}
+
+#[test]
 fn a_missing_capability_is_named() -> Result<()> {
     let mut pod = pod(None)?;
     pod["containers"][0]["securityContext"]["capabilities"]["add"] = Value::Array(Vec::new());

@@ -103,8 +103,8 @@ impl Deployment {
         rig.wait_until("the other pod to answer", || Ok(outside(cluster_ip)?.host() == Some(second)))?;
         ensure!(rig.get(HEALTH, "/livez")?.0 == 200 && rig.metric("process_open_fds")? > 0.0);
         let log = rig.log();
-        // Defaults of iptables mode, which are remarked upon.
-        let remarks = ["nodePortAddresses is empty", "no proxy mode was chosen"];
+        // Defaults of iptables mode, which are remarked upon, and what kube-proxy says about mode ipvs, too.
+        let remarks = ["nodePortAddresses is empty", "no proxy mode was chosen", "mode ipvs is deprecated"];
         let complaint =
             |line: &&str| line.starts_with(['E', 'W']) && !remarks.iter().any(|remark| line.contains(remark));
         let complaints: Vec<&str> = log.lines().filter(complaint).collect();
