@@ -20,5 +20,5 @@ pub use change_notices::{Change, ChangeNotices};
 pub use error::Error;
 pub use programs::{Presence, Programs, Variant};
 pub use restore::{Culprit, RejectedLine, RestoreError, Section, Transaction, count_lines};
-pub use save::{Fingerprint, PrintedForm, SavedTable};
+pub use save::{Fingerprint, PrintedForm, SavedTable, SavedTables};
 pub use table::Table;

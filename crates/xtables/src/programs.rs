@@ -13,7 +13,7 @@ use crate::children::Children;
 use crate::error::Error;
 use crate::process::{self, Finished, Process};
 use crate::restore::{self, Input, RejectedLine, RestoreError, Transaction};
-use crate::save::{SaveReader, SavedTable};
+use crate::save::{SaveReader, SavedTable, SavedTables, TablesReader};
 use crate::table::Table;
 
 /// Where programs are looked for, in this order.
@@ -214,6 +214,16 @@ impl Programs {
     pub fn save(&self, table: Table, keep_text: fn(&str) -> bool) -> Result<SavedTable, Error> {
         let mut reader = SaveReader::new(keep_text);
         self.process(&self.save, &["-t", table.as_str()])
+            .stream(self.timeout, None, &mut |piece| reader.push(piece))?
+            .successful()?;
+        Ok(reader.finish())
+    }
+
+    /// The chains and rules of all tables that the kernel has, by one program. Of chains for which `keep_text` is false only a fingerprint
+    /// is kept.
+    pub fn save_all(&self, keep_text: fn(&str) -> bool) -> Result<SavedTables, Error> {
+        let mut reader = TablesReader::new(keep_text);
+        self.process(&self.save, &[])
             .stream(self.timeout, None, &mut |piece| reader.push(piece))?
             .successful()?;
         Ok(reader.finish())

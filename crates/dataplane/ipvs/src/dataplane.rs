@@ -21,7 +21,7 @@ use crate::names::{DEVICE, SetId};
 use crate::options::Options;
 use crate::ownership::Ownership;
 use crate::plan::{self, Surroundings};
-use crate::static_rules::StaticRules;
+use crate::static_rules::{Present, StaticRules};
 use crate::virtual_servers::{Writer, installed};
 use crate::wanted::Wanted;
 
@@ -120,11 +120,12 @@ impl Ipvs {
         step.add_entries()?;
         // Rules come before virtual servers, so that no connection misses its masquerading. Where rules of iptables mode still work, virtual
         // servers come first: these rules rewrite packets before a virtual server sees them, and without them it must be there.
-        if full && step.state.rules.iptables_mode_is_in_force()? {
+        let present = full.then(|| step.state.rules.read()).transpose()?;
+        if present.as_ref().is_some_and(|present| step.state.rules.iptables_mode_is_in_force(present)) {
             step.write_servers()?;
-            step.write_rules(desired, full)?;
+            step.write_rules(desired, present)?;
         } else {
-            step.write_rules(desired, full)?;
+            step.write_rules(desired, present)?;
             step.write_servers()?;
         }
         step.delete_entries()
@@ -365,9 +366,9 @@ impl Step<'_> {
         Ok(())
     }
 
-    fn write_rules(&mut self, desired: &Desired, compare: bool) -> Result<(), Error> {
+    fn write_rules(&mut self, desired: &Desired, present: Option<Present>) -> Result<(), Error> {
         let input = self.state.wanted.rule_input(&desired.node.pod_traffic);
-        self.report.written += self.state.rules.write(input, compare)?;
+        self.report.written += self.state.rules.write(input, present)?;
         Ok(())
     }
 

@@ -13,17 +13,17 @@ use portwarden_netlink::ipvs::{ServerKey, flags};
 use crate::names::SetId;
 use crate::rules::SourceDrop;
 
-/// What a Service needs.
+/// What a Service needs. There is one for each Service, most of them with one element in each list, so the lists have no room to grow.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ServicePlan {
     /// Its virtual servers.
-    pub servers: Vec<PlannedServer>,
-    /// Entries of sets, each once.
-    pub entries: BTreeSet<(SetId, Entry)>,
-    /// Addresses that the device must bear.
-    pub addresses: BTreeSet<IpAddr>,
-    /// Load-balancer addresses that processes of the node may not use.
-    pub source_drops: BTreeSet<SourceDrop>,
+    pub servers: Box<[PlannedServer]>,
+    /// Entries of sets, sorted, each once.
+    pub entries: Box<[(SetId, Entry)]>,
+    /// Addresses that the device must bear, sorted, each once.
+    pub addresses: Box<[IpAddr]>,
+    /// Load-balancer addresses that processes of the node may not use, sorted, each once.
+    pub source_drops: Box<[SourceDrop]>,
     /// Whose connections to its cluster addresses are masqueraded, if it has any.
     pub cluster_ip_masquerade: Option<Masquerade>,
 }
@@ -68,22 +68,47 @@ pub fn scheduler_flags(scheduler: &str) -> u32 {
 
 /// The plan of a Service.
 pub fn plan(service: &ProxiedService, around: Surroundings<'_>) -> ServicePlan {
-    let mut planner = Planner { around, plan: ServicePlan::default() };
+    let mut planner = Planner::new(around);
     for port in &service.ports {
         planner.port(port);
     }
     if let Some(check) = service.health_check {
         planner.entry(SetId::HealthCheckNodePort, Entry::Port(check.port.get()));
     }
-    planner.plan
+    planner.finish()
 }
 
 struct Planner<'a> {
     around: Surroundings<'a>,
-    plan: ServicePlan,
+    servers: Vec<PlannedServer>,
+    entries: BTreeSet<(SetId, Entry)>,
+    addresses: BTreeSet<IpAddr>,
+    source_drops: BTreeSet<SourceDrop>,
+    cluster_ip_masquerade: Option<Masquerade>,
 }
 
-impl Planner<'_> {
+impl<'a> Planner<'a> {
+    fn new(around: Surroundings<'a>) -> Self {
+        Planner {
+            around,
+            servers: Vec::new(),
+            entries: BTreeSet::new(),
+            addresses: BTreeSet::new(),
+            source_drops: BTreeSet::new(),
+            cluster_ip_masquerade: None,
+        }
+    }
+
+    fn finish(self) -> ServicePlan {
+        ServicePlan {
+            servers: self.servers.into_boxed_slice(),
+            entries: self.entries.into_iter().collect(),
+            addresses: self.addresses.into_iter().collect(),
+            source_drops: self.source_drops.into_iter().collect(),
+            cluster_ip_masquerade: self.cluster_ip_masquerade,
+        }
+    }
+
     fn port(&mut self, port: &ProxiedPort) {
         let protocol = port.protocol().number();
         // In whatever state: a connection to itself that is under way must find its way back.
@@ -104,8 +129,8 @@ impl Planner<'_> {
 
     fn cluster_ip(&mut self, port: &ProxiedPort, frontend: &Frontend, ip: IpAddr) {
         self.entry(SetId::ClusterIp, address_entry(port, frontend, ip));
-        self.plan.cluster_ip_masquerade = Some(frontend.masquerade);
-        self.plan.addresses.insert(ip);
+        self.cluster_ip_masquerade = Some(frontend.masquerade);
+        self.addresses.insert(ip);
         self.server(port, frontend, ip, false);
     }
 
@@ -148,7 +173,7 @@ impl Planner<'_> {
             let entry = Entry::IpPortIp(ip, protocol.number(), frontend.port, ip);
             self.entry(SetId::LoadBalancerSourceIp, entry);
         } else {
-            self.plan.source_drops.insert(SourceDrop { ip, protocol, port: frontend.port });
+            self.source_drops.insert(SourceDrop { ip, protocol, port: frontend.port });
         }
     }
 
@@ -186,17 +211,17 @@ impl Planner<'_> {
         };
         let settings = ServerSettings { flags: persistent | self.around.scheduler_flags, timeout };
         let reals = real_servers(port, frontend).clone();
-        self.plan.servers.push(PlannedServer { key, node_port, settings, reals });
+        self.servers.push(PlannedServer { key, node_port, settings, reals });
     }
 
     fn entry(&mut self, set: SetId, entry: Entry) {
-        self.plan.entries.insert((set, entry));
+        self.entries.insert((set, entry));
     }
 
     /// An address that another device bears is local already.
     fn bind_unless_present(&mut self, ip: IpAddr) {
         if !self.around.node_addresses.contains(&ip) {
-            self.plan.addresses.insert(ip);
+            self.addresses.insert(ip);
         }
     }
 }

@@ -100,6 +100,7 @@ impl<K: Copy + Eq + Hash + Ord> Slots<K> {
         let slot = *slot;
         if slot.is_settled() {
             self.dirty.remove(&key);
+            release_if_empty(&mut self.dirty);
             if slot.wanted == 0 {
                 self.slots.remove(&key);
             }
@@ -107,6 +108,14 @@ impl<K: Copy + Eq + Hash + Ord> Slots<K> {
             self.dirty.insert(key);
         }
         result
+    }
+}
+
+/// Frees the room of a set that was large: after the first sync hardly anything is pending any more.
+pub(crate) fn release_if_empty<K>(set: &mut HashSet<K>) {
+    const WORTHWHILE: usize = 1024;
+    if set.is_empty() && set.capacity() >= WORTHWHILE {
+        *set = HashSet::new();
     }
 }
 

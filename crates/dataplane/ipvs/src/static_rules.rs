@@ -23,20 +23,23 @@ impl StaticRules {
         StaticRules { family, mark, programs, installed: None }
     }
 
-    /// Whether rules of iptables mode lead connections to endpoints. Only asked before the first write: later they are ours.
-    pub(crate) fn iptables_mode_is_in_force(&self) -> Result<bool, Error> {
-        if self.installed.is_some() {
-            return Ok(false);
-        }
-        let nat = self.save(Table::Nat)?;
-        let leads = |rule: &str| rule.contains(" -j KUBE-SVC-") || rule.contains(" -j KUBE-NODEPORTS");
-        Ok(nat.rules(crate::rules::SERVICES).lines().any(leads))
+    /// Reads the rules of the kernel, with which the next [`write`](Self::write) compares.
+    pub(crate) fn read(&self) -> Result<Present, Error> {
+        let saved = self.programs.save_all(is_of_interest);
+        let mut saved = saved.map_err(|source| Error::Rules { family: self.family, source })?;
+        Ok(Present { nat: saved.take(Table::Nat), filter: saved.take(Table::Filter) })
     }
 
-    /// Brings the rules to `input`. Compares them with the kernel if `compare` says so or nothing is known. Returns how many lines were
-    /// written.
-    pub(crate) fn write(&mut self, input: RuleInput, compare: bool) -> Result<usize, Error> {
-        let known = self.installed.take().filter(|_| !compare);
+    /// Whether rules of iptables mode lead connections to endpoints. Only before the first write: later they are ours.
+    pub(crate) fn iptables_mode_is_in_force(&self, present: &Present) -> bool {
+        let leads = |rule: &str| rule.contains(" -j KUBE-SVC-") || rule.contains(" -j KUBE-NODEPORTS");
+        self.installed.is_none() && present.nat.rules(crate::rules::SERVICES).lines().any(leads)
+    }
+
+    /// Brings the rules to `input`. Compares them with those that were read, or, if there are none, with those that were written last.
+    /// Returns how many lines were written.
+    pub(crate) fn write(&mut self, input: RuleInput, present: Option<Present>) -> Result<usize, Error> {
+        let known = self.installed.take().filter(|_| present.is_none());
         if let Some((installed, chains)) = known {
             if installed == input {
                 self.installed = Some((installed, chains));
@@ -47,16 +50,14 @@ impl StaticRules {
             return self.commit(input, wanted, differs, &HashSet::new());
         }
         let wanted = render(self.family, self.mark, &input);
-        let nat = self.save(Table::Nat)?;
-        let filter = self.save(Table::Filter)?;
-        let saved = |table: Table| if table == Table::Nat { &nat } else { &filter };
+        let present = present.map_or_else(|| self.read(), Ok)?;
         let missing = JUMPS.iter().enumerate().filter(|(_, jump)| {
             let line = jump.saved_line();
-            !saved(jump.table).rules(jump.from).lines().any(|rule| rule == line)
+            !present.table(jump.table).rules(jump.from).lines().any(|rule| rule == line)
         });
         let missing: HashSet<usize> = missing.map(|(index, _)| index).collect();
         let differs = |chain: &Chain| {
-            let table = saved(chain.table);
+            let table = present.table(chain.table);
             !table.has_chain(chain.name) || table.rules(chain.name) != chain.rules
         };
         self.commit(input, wanted, differs, &missing)
@@ -88,11 +89,18 @@ impl StaticRules {
         self.installed = Some((input, wanted));
         Ok(written)
     }
+}
 
-    fn save(&self, table: Table) -> Result<SavedTable, Error> {
-        self.programs
-            .save(table, is_of_interest)
-            .map_err(|source| Error::Rules { family: self.family, source })
+/// The rules that the kernel has.
+#[derive(Debug)]
+pub(crate) struct Present {
+    nat: SavedTable,
+    filter: SavedTable,
+}
+
+impl Present {
+    fn table(&self, table: Table) -> &SavedTable {
+        if table == Table::Nat { &self.nat } else { &self.filter }
     }
 }
 

@@ -10,7 +10,7 @@ use portwarden_netlink::ipvs::ServerKey;
 use crate::names::SetId;
 use crate::plan::{ServerSettings, ServicePlan};
 use crate::rules::{RuleInput, SourceDrop};
-use crate::slots::Slots;
+use crate::slots::{self, Slots};
 
 /// All objects of one family.
 #[derive(Debug, Default)]
@@ -67,7 +67,7 @@ impl Wanted {
     }
 
     fn add(&mut self, name: &NamespacedName, plan: &ServicePlan) {
-        for server in &plan.servers {
+        for server in &*plan.servers {
             let claim = Claim {
                 rank: Rank { node_port: server.node_port, owner: name.clone() },
                 settings: server.settings,
@@ -75,15 +75,15 @@ impl Wanted {
             };
             self.servers.claim(server.key, claim);
         }
-        for (set, entry) in &plan.entries {
+        for (set, entry) in &*plan.entries {
             self.want_entry(*set, *entry);
         }
-        for ip in &plan.addresses {
+        for ip in &*plan.addresses {
             if self.addresses.want(*ip) {
                 self.want_entry(SetId::IpvsIps, Entry::Ip(*ip));
             }
         }
-        for drop in &plan.source_drops {
+        for drop in &*plan.source_drops {
             *self.source_drops.entry(*drop).or_default() += 1;
         }
         self.cluster_ip_masquerade = plan.cluster_ip_masquerade.or(self.cluster_ip_masquerade);
@@ -93,23 +93,23 @@ impl Wanted {
         let kept = self.plans.get(name);
         let still_claimed: HashSet<(ServerKey, bool)> = kept
             .into_iter()
-            .flat_map(|plan| &plan.servers)
+            .flat_map(|plan| plan.servers.iter())
             .map(|server| (server.key, server.node_port))
             .collect();
-        for server in &plan.servers {
+        for server in &*plan.servers {
             if !still_claimed.contains(&(server.key, server.node_port)) {
                 self.servers.release(server.key, &Rank { node_port: server.node_port, owner: name.clone() });
             }
         }
-        for (set, entry) in &plan.entries {
+        for (set, entry) in &*plan.entries {
             self.unwant_entry(*set, *entry);
         }
-        for ip in &plan.addresses {
+        for ip in &*plan.addresses {
             if self.addresses.unwant(*ip) {
                 self.unwant_entry(SetId::IpvsIps, Entry::Ip(*ip));
             }
         }
-        for drop in &plan.source_drops {
+        for drop in &*plan.source_drops {
             if let Some(count) = self.source_drops.get_mut(drop) {
                 *count = count.saturating_sub(1);
                 if *count == 0 {
@@ -206,6 +206,8 @@ impl Servers {
         self.update(key, |server| {
             server.claims.retain(|present| present.rank != claim.rank);
             let position = server.claims.partition_point(|present| present.rank < claim.rank);
+            // Nearly all have one claim; room for more would cost every Service some hundred bytes.
+            server.claims.reserve_exact(1);
             server.claims.insert(position, claim);
         });
     }
@@ -264,6 +266,7 @@ impl Servers {
         if server.claims.is_empty() {
             self.all.remove(&key);
         }
+        slots::release_if_empty(&mut self.dirty);
     }
 }
 

@@ -69,6 +69,10 @@ fn servers(plan: &ServicePlan) -> Vec<String> {
     lines
 }
 
+fn bound(plan: &ServicePlan) -> BTreeSet<IpAddr> {
+    plan.addresses.iter().copied().collect()
+}
+
 /// Set entries, one a line.
 fn entries(plan: &ServicePlan) -> Vec<String> {
     plan.entries.iter().map(|(set, entry)| format!("{} {entry}", set.name(Family::V4))).collect()
@@ -90,7 +94,7 @@ fn a_cluster_ip_is_bound_and_has_all_endpoints() {
         entries(&plan),
         ["KUBE-LOOP-BACK 10.244.0.5,tcp:8080,10.244.0.5", "KUBE-CLUSTER-IP 10.96.0.10,tcp:80"]
     );
-    assert_eq!(plan.addresses, addresses(&["10.96.0.10"]));
+    assert_eq!(bound(&plan), addresses(&["10.96.0.10"]));
 }
 
 #[test]
@@ -101,8 +105,8 @@ fn a_service_without_endpoints_has_a_virtual_server_that_refuses() {
 #[test]
 fn an_external_address_is_bound_unless_another_device_bears_it() {
     let exposed = |ip: &str| planned(web().external_ip(ip), &[5], &[], settings());
-    assert_eq!(exposed("192.0.2.1").addresses, addresses(&["10.96.0.10", "192.0.2.1"]));
-    assert_eq!(exposed("192.168.0.2").addresses, addresses(&["10.96.0.10"]));
+    assert_eq!(bound(&exposed("192.0.2.1")), addresses(&["10.96.0.10", "192.0.2.1"]));
+    assert_eq!(bound(&exposed("192.168.0.2")), addresses(&["10.96.0.10"]));
     assert!(entries(&exposed("192.0.2.1")).contains(&"KUBE-EXTERNAL-IP 192.0.2.1,tcp:80".to_owned()));
 }
 

@@ -4,6 +4,7 @@
 //! it, only a fingerprint is kept.
 
 mod printed_form;
+mod tables;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -13,6 +14,8 @@ use portwarden_model::Family;
 use printed_form::FingerprintWriter;
 
 pub use printed_form::{Fingerprint, PrintedForm};
+pub use tables::SavedTables;
+pub(crate) use tables::TablesReader;
 
 /// The chains of one table.
 #[derive(Debug, Default)]

@@ -146,7 +146,8 @@ fn the_api_server_comes_first() {
             node_port: false,
             settings: ServerSettings { flags: 0, timeout: 0 },
             reals: Pool::default(),
-        }],
+        }]
+        .into(),
         ..ServicePlan::default()
     };
     wanted.set(&NamespacedName::new("default", "a"), Some(plan(1)));
@@ -164,7 +165,8 @@ fn a_service_address_wins_over_a_node_port() {
             node_port,
             settings: ServerSettings { flags: 0, timeout: 0 },
             reals: pool(&[number].into()),
-        }],
+        }]
+        .into(),
         ..ServicePlan::default()
     };
     wanted.set(&name(1), Some(plan(true, 1)));
