@@ -22,6 +22,12 @@ pub(crate) struct Size {
     pub(crate) endpoints: u32,
 }
 
+impl std::fmt::Display for Size {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}x{}", self.services, self.endpoints)
+    }
+}
+
 /// The slices of a cluster, one for each Service, as they were written last.
 pub(crate) struct Cluster {
     pub(crate) size: Size,

@@ -6,14 +6,29 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use portwarden_netlink::ipvs::{Ipvs, ServerKey};
+use portwarden_netlink::route::Route;
 
 use crate::cluster::{Mark, Size, service_ip};
 use crate::measure::{Plan, Stage, print_line, show, show_memory};
-use crate::result::{Run, Times, milliseconds};
+use crate::result::{Memory, Run, Times, milliseconds};
 use crate::subject::{Running, Subject};
 
-/// Time between two looks at the number of virtual servers: each takes some of the only processor.
-const LOOK: Duration = Duration::from_millis(50);
+/// Least time between two looks at all virtual servers.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A look at all virtual servers takes some of the only processor, which the program needs: at most one part in so many.
+const SHARE_OF_LOOKS: u32 = 20;
+
+/// Starts a program once with a single Service, so that the kernel's modules are loaded and its file is read: whichever program is measured
+/// first would pay for that.
+pub(crate) fn warm_up(subject: &Subject, plan: &Plan) -> Result<()> {
+    let stage = Stage::new(Size { services: 1, endpoints: 1 })?;
+    let mut running = subject.start(stage.topology.node(), "ipvs", &stage.kubeconfig, stage.folder.path())?;
+    if !stage.await_sync(&mut running, plan.timeout, &mut Memory::default())? {
+        bail!("{} does not start; its last log lines:\n{}", subject.name, running.last_log_lines());
+    }
+    Ok(())
+}
 
 /// Measures the start, single changes and memory.
 pub(crate) fn measure(subject: &Subject, size: Size, plan: &Plan) -> Result<Run> {
@@ -27,25 +42,35 @@ pub(crate) fn measure(subject: &Subject, size: Size, plan: &Plan) -> Result<Run>
         ..Run::default()
     };
     let mut stage = Stage::new(size)?;
-    let mut kernel = {
+    let (mut kernel, mut route) = {
         let _inside = stage.topology.node().namespace().enter()?;
-        Ipvs::open()?.context("this kernel has no IPVS; run it in scripts/uml")?
+        (Ipvs::open()?.context("this kernel has no IPVS; run it in scripts/uml")?, Route::open()?)
     };
     let began = Instant::now();
     let mut running = subject.start(stage.topology.node(), "ipvs", &stage.kubeconfig, stage.folder.path())?;
     let wanted = usize::try_from(size.services)? + stage.sentinels();
-    if !await_servers(&mut kernel, &mut running, wanted, plan.timeout)?
+    let last = service_ip(size.services - 1);
+    if !await_servers(&mut kernel, &mut running, last, wanted, plan.timeout)?
+        || !await_address(&mut route, last, plan.timeout)?
         || !stage.await_sync(&mut running, plan.timeout, &mut run.memory)?
     {
-        run.notes.push(format!("not synced within {:?}; nothing else was measured", plan.timeout));
+        run.start_at_least_seconds = Some(plan.timeout.as_secs_f64());
+        run.notes.push(format!(
+            "not synced within {:?}, with {} of {wanted} virtual servers and {:.1} MB; nothing else was measured",
+            plan.timeout,
+            kernel.servers()?.len(),
+            running.resident()? as f64 / 1e6
+        ));
         print_line(run.notes.last().map_or("", String::as_str));
         return Ok(run);
     }
+    let (elapsed, processor) = (began.elapsed().as_secs_f64(), running.processor()?.as_secs_f64());
     run.starts = 1;
-    run.start_seconds = Some(began.elapsed().as_secs_f64());
-    run.start_processor_seconds = Some(running.processor()?.as_secs_f64());
-    print_line(&format!("start to synced: {:.3} s", began.elapsed().as_secs_f64()));
+    run.start_seconds = Some(elapsed);
+    run.start_processor_seconds = Some(processor);
+    print_line(&format!("start to synced: {elapsed:.3} s, {processor:.2} s of the processor"));
     std::thread::sleep(Duration::from_secs(2));
+    print_line(&running.memory_by_kind()?);
     run.memory.synced = running.resident()?;
     run.change = changes(&mut stage, &mut kernel, plan, &mut run.notes)?;
     let shown = run.change.map(|times| format!("change to kernel: {}", show(times)));
@@ -57,17 +82,40 @@ pub(crate) fn measure(subject: &Subject, size: Size, plan: &Plan) -> Result<Run>
     Ok(run)
 }
 
-/// Waits until all virtual servers are there.
-fn await_servers(kernel: &mut Ipvs, running: &mut Running, wanted: usize, timeout: Duration) -> Result<bool> {
+/// Waits until all virtual servers are there: first for the last one, which costs little, then for all.
+fn await_servers(
+    kernel: &mut Ipvs,
+    running: &mut Running,
+    last: Ipv4Addr,
+    wanted: usize,
+    timeout: Duration,
+) -> Result<bool> {
+    let last = ServerKey { address: SocketAddr::new(last.into(), 80), protocol: 6 };
     let deadline = Instant::now() + timeout;
-    while kernel.servers()?.len() < wanted {
+    loop {
+        let look = Instant::now();
+        if !kernel.real_servers(&last)?.is_empty() && kernel.servers()?.len() >= wanted {
+            return Ok(true);
+        }
+        let cost = look.elapsed();
         if !running.process.is_running() {
             bail!("it ended; its last log lines:\n{}", running.last_log_lines());
         }
         if Instant::now() > deadline {
             return Ok(false);
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(LOOK.max(cost * SHARE_OF_LOOKS));
+    }
+}
+
+/// Waits until packets to an address reach the node.
+fn await_address(route: &mut Route, ip: Ipv4Addr, timeout: Duration) -> Result<bool> {
+    let deadline = Instant::now() + timeout;
+    while !route.is_local(ip.into())? {
+        if Instant::now() > deadline {
+            return Ok(false);
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
     Ok(true)
 }

@@ -7,6 +7,7 @@
 //!     cargo bench -p portwarden-testkit --bench end_to_end -- report          report.md and plots from report.json
 //!     cargo bench -p portwarden-testkit --bench end_to_end -- readme          README.md and docs/performance.md from report.json
 //!
+//! `ONLY`, as in `nftables:5000x50`, chooses one mode and size; `BOUND` is how many seconds a start in mode ipvs may take (600).
 //! Needs root. `REFERENCE_KUBE_PROXY` may name a kube-proxy to measure beside it.
 //!
 //! | file | what |
@@ -110,8 +111,19 @@ fn run_ipvs(quick: bool) -> Result<()> {
     let ours = Subject::portwarden()?;
     let reference = Subject::reference()?;
     let mut runs: Vec<Run> = Vec::new();
-    for size in if quick { vec![SMALL] } else { vec![SMALL, LARGE] } {
-        for subject in [Some(&ours), reference.as_ref()].into_iter().flatten() {
+    // kube-proxy takes many minutes for the large cluster.
+    let bound: u64 = std::env::var("BOUND").ok().and_then(|text| text.parse().ok()).unwrap_or(600);
+    let subjects: Vec<&Subject> = [Some(&ours), reference.as_ref()].into_iter().flatten().collect();
+    for subject in &subjects {
+        let plan = Plan { timeout: Duration::from_secs(bound), ..Plan::default() };
+        ipvs::warm_up(subject, &plan)?;
+    }
+    let mut sizes = if quick { vec![SMALL] } else { vec![SMALL, LARGE] };
+    if let Ok(only) = std::env::var("ONLY") {
+        sizes = [SMALL, LARGE].into_iter().filter(|size| only == format!("ipvs:{size}")).collect();
+    }
+    for size in sizes {
+        for subject in &subjects {
             println!(
                 "== {:.0} s: {}, ipvs, {} services x {} endpoints",
                 began.elapsed().as_secs_f64(),
@@ -124,9 +136,8 @@ fn run_ipvs(quick: bool) -> Result<()> {
                 starts: 1,
                 changes: if quick { changes / 4 } else { changes },
                 pause: Duration::from_millis(pause),
-                churn_rates: Vec::new(),
-                churn_seconds: 0,
-                timeout: Duration::from_secs(600),
+                timeout: Duration::from_secs(bound),
+                ..Plan::default()
             };
             runs.push(
                 ipvs::measure(subject, size, &plan)
@@ -145,7 +156,8 @@ fn run_ipvs(quick: bool) -> Result<()> {
         runs: Vec::new(),
     });
     report.date = report::today()?;
-    report.runs.retain(|run| run.mode != "ipvs");
+    let same = |one: &Run, other: &Run| one.mode == other.mode && one.services == other.services;
+    report.runs.retain(|old| !runs.iter().any(|run| same(old, run)));
     report.runs.extend(runs);
     std::fs::create_dir_all(folder())?;
     std::fs::write(folder().join("report.json"), serde_json::to_string_pretty(&report)?)?;
@@ -160,7 +172,7 @@ fn wanted(quick: bool) -> Vec<(&'static str, Size)> {
         wanted.retain(|(mode, size)| *mode == "nftables" && *size != WIDE);
     }
     if let Ok(only) = std::env::var("ONLY") {
-        wanted.retain(|(mode, size)| only == format!("{mode}:{}x{}", size.services, size.endpoints));
+        wanted.retain(|(mode, size)| only == format!("{mode}:{size}"));
     }
     wanted
 }

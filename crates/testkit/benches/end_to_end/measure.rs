@@ -29,7 +29,7 @@ const KEPT_CHANGES: u64 = 20_000;
 const SENTINELS: [(&str, u8); 2] = [("a-sentinel", 10), ("z-sentinel", 11)];
 
 /// How much is measured.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Plan {
     pub(crate) starts: usize,
     pub(crate) changes: usize,

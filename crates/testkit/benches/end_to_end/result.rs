@@ -36,6 +36,9 @@ pub(crate) struct Run {
     pub(crate) endpoints: u32,
     /// From the start of the process to the first answered connection, in seconds: the median of several starts.
     pub(crate) start_seconds: Option<f64>,
+    /// It was not synced within so many seconds.
+    #[serde(default)]
+    pub(crate) start_at_least_seconds: Option<f64>,
     pub(crate) starts: usize,
     /// Processor time of one start.
     pub(crate) start_processor_seconds: Option<f64>,

@@ -105,6 +105,21 @@ impl Running {
         Ok(kilobytes * 1024)
     }
 
+    /// Where its memory comes from.
+    pub(crate) fn memory_by_kind(&self) -> Result<String> {
+        let rollup = self.read("smaps_rollup")?;
+        let kilobytes = |field: &str| -> f64 {
+            let line = rollup.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+            line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or_default()
+        };
+        let (all, anonymous) = (kilobytes("Rss"), kilobytes("Anonymous"));
+        Ok(format!(
+            "memory: {:.1} MB of its own, {:.1} MB of files such as the program itself",
+            anonymous * 1.024e-3,
+            (all - anonymous) * 1.024e-3
+        ))
+    }
+
     /// Processor time so far, that of ended child processes included.
     pub(crate) fn processor(&self) -> Result<Duration> {
         let stat = self.read("stat")?;
