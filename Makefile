@@ -8,7 +8,7 @@ SEEDS ?= 10000..100000
 MINUTES ?= 1
 BENCH ?= full
 
-.PHONY: help demo test test-uml bench lint fmt build image soak simulate fuzz upgrade-test other-kernel setup clean
+.PHONY: help demo test test-uml test-systemd bench lint fmt build image soak simulate fuzz upgrade-test other-kernel setup clean
 
 help:
 	@echo "make demo    build, and watch Portwarden serve a small cluster in network namespaces (needs root)"
@@ -20,6 +20,7 @@ help:
 	@echo "make upgrade-test    v0.1.0 is replaced by the present program and back, under traffic (needs root)"
 	@echo "make other-kernel    scenarios on Debian's kernels 5.10, 6.1, 6.12 and newest, in virtual machines (needs root)"
 	@echo "make test-uml    the part of make test that needs IPVS or SCTP, in user-mode Linux (needs root)"
+	@echo "make test-systemd    the systemd unit under a systemd that boots in a container (needs root)"
 	@echo "make lint    format, clippy, licences"
 	@echo "make fmt     format the code"
 	@echo "make image   container images for this architecture, as OCI archives in target/image/release, with lists of their contents"
@@ -89,6 +90,9 @@ upgrade-test: setup
 
 test-uml: setup
 	@scripts/test-uml
+
+test-systemd: build
+	@scripts/test-systemd
 
 other-kernel: setup
 	@scripts/other-kernel
