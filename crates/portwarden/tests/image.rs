@@ -104,6 +104,16 @@ fn the_chart_in_nftables_mode_serves_traffic() -> Result<()> {
     deployment.check_traffic()
 }
 
+#[test]
+fn the_chart_in_userspace_mode_serves_traffic() -> Result<()> {
+    let objects = chart(&[API, CIDR, "mode=userspace"])?;
+    let config = config_file(find(&objects, "ConfigMap")?)?;
+    let mut deployment = Deployment::new(&pod(&objects)?, &config, |rig| Variant::Nftables.unpack(rig))?;
+    deployment.start()?;
+    deployment.check_privileges("65534", NET_ADMIN)?;
+    deployment.check_traffic()
+}
+
 /// Programs are attached to a cgroup of this test instead of the root, so that they see no other process of this machine.
 #[test]
 fn the_chart_in_ebpf_mode_serves_traffic() -> Result<()> {
