@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::num::{NonZeroU16, NonZeroU32};
 
 use ipnet::IpNet;
@@ -140,6 +140,7 @@ fn cluster_ips(spec: &manifest::ServiceSpec, problems: &mut Problems) -> PerFami
     let mut ips = PerFamily::default();
     if spec.ip_families.is_empty() {
         match parse_ip(&spec.cluster_ip) {
+            Some(ip) if is_special(ip) => problems.add("spec.clusterIP", special(ip)),
             Some(ip) => ips[Family::of(ip)] = Some(ip),
             None => problems
                 .add("spec.clusterIP", format!("{:?} is not an IP address; not proxied", spec.cluster_ip)),
@@ -151,15 +152,27 @@ fn cluster_ips(spec: &manifest::ServiceSpec, problems: &mut Problems) -> PerFami
             .find(|i| spec.ip_families.get(*i).map(String::as_str) == Some(family.as_str()));
         let Some(index) = index else { continue };
         let text = &spec.cluster_ips[index];
-        ips[family] = parse_ip(text).filter(|ip| Family::of(*ip) == family);
-        if ips[family].is_none() {
-            problems.add(
+        match parse_ip(text).filter(|ip| Family::of(*ip) == family) {
+            Some(ip) if is_special(ip) => problems.add(format!("spec.clusterIPs[{index}]"), special(ip)),
+            Some(ip) => ips[family] = Some(ip),
+            None => problems.add(
                 format!("spec.clusterIPs[{index}]"),
                 format!("{text:?} is not an {family} address; not proxied for {family}"),
-            );
+            ),
         }
     }
     ips
+}
+
+/// Whether an address can belong to no Service. Unknown ports of cluster addresses are refused, so that one Service with 127.0.0.1 would cut
+/// off every process of the node from its own servers.
+fn is_special(ip: IpAddr) -> bool {
+    let broadcast = ip == IpAddr::V4(Ipv4Addr::BROADCAST);
+    ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() || broadcast
+}
+
+fn special(ip: IpAddr) -> String {
+    format!("{ip} cannot be the address of a Service; not proxied")
 }
 
 fn ports(spec: &manifest::ServiceSpec, names: &mut Interner, problems: &mut Problems) -> Box<[ServicePort]> {

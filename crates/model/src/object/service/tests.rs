@@ -93,6 +93,27 @@ fn cases_which_services_are_proxied_and_where() {
     ]);
 }
 
+/// A cluster address refuses all ports that no Service has: with 127.0.0.1 that would be the node's own servers.
+#[test]
+fn special_addresses_are_no_cluster_addresses() {
+    for ip in ["127.0.0.1", "0.0.0.0", "255.255.255.255", "224.0.0.1", "::", "::1", "ff02::1"] {
+        let mut one = service(|_| {});
+        one.spec.cluster_ip = ip.to_owned();
+        assert!(parsed(&one).is_none(), "{ip}");
+        assert!(problems(&one)[0].contains("spec.clusterIP: "), "{ip}: {:?}", problems(&one));
+        let mut listed = service(|_| {});
+        listed.spec.ip_families = strings(&["IPv4", "IPv6"]);
+        listed.spec.cluster_ips = strings(if ip.contains(':') { &["10.0.0.10"] } else { &[] });
+        listed.spec.cluster_ips.push(ip.to_owned());
+        assert!(parsed(&listed).is_none_or(|service| service.cluster_ips.v6.is_none()), "{ip}");
+        assert!(
+            problems(&listed)[0].contains("cannot be the address of a Service"),
+            "{:?}",
+            problems(&listed)
+        );
+    }
+}
+
 #[test]
 fn cases_external_addresses_and_source_ranges() {
     check(&[
