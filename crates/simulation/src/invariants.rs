@@ -188,8 +188,8 @@ impl World {
                     .endpoints
                     .iter()
                     .any(|backend| backend.conditions.serving && backend.address() == flow.reply_source),
-                // A process that starts cannot know which frontends existed before.
-                None => tracked.starts == self.starts,
+                // A process that starts knows those of the tables. What others removed from them, nothing names.
+                None => tracked.known,
             };
             if stale {
                 return Err(format!("settled, but the flow {flow:?} is stale"));

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use portwarden::engine::Moment;
 use portwarden_model::{
-    FULL_SYNC_INTERVAL, Family, Flow, NamespacedName, NodeView, ProxiedService, Timestamp,
+    FULL_SYNC_INTERVAL, Family, Flow, Frontend, GoneFrontend, NamespacedName, NodeView, PerFamily, Protocol,
+    ProxiedService, Timestamp,
 };
 
 use crate::process::Configuration;
@@ -84,8 +85,8 @@ pub(crate) enum Unnoticed {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TrackedFlow {
     pub(crate) flow: Flow,
-    /// How often a process had started when the flow began.
-    pub(crate) starts: u32,
+    /// Whether the present process knows the frontend, from the tables or from events.
+    pub(crate) known: bool,
 }
 
 /// The kernel's state, and what the simulation observes in it.
@@ -143,6 +144,23 @@ impl SharedKernel {
 impl Kernel {
     pub(crate) fn table(&mut self, place: Place) -> &mut Table {
         self.tables.entry(place).or_default()
+    }
+
+    /// The addresses of UDP ports in the tables that a configuration writes to, as a process that starts reads them.
+    pub(crate) fn udp_frontends(&self, configuration: Configuration) -> PerFamily<BTreeSet<GoneFrontend>> {
+        PerFamily::from_fn(|family| {
+            let places = configuration.places().into_iter().filter(|place| place.1 == family);
+            let services =
+                places.filter_map(|place| self.tables.get(&place)).flat_map(|table| table.services.values());
+            let ports =
+                services.flat_map(|service| &service.ports).filter(|port| port.protocol() == Protocol::Udp);
+            let frontend = |frontend: &Frontend| GoneFrontend {
+                ip: frontend.ip,
+                port: frontend.port,
+                protocol: Protocol::Udp,
+            };
+            ports.flat_map(|port| port.active_frontends().map(frontend)).collect()
+        })
     }
 
     /// Writes or removes a Service. Returns false if the kernel refuses it.

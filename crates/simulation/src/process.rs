@@ -79,7 +79,8 @@ impl Process {
         health.follow(heartbeat.clone());
         let (outputs, receivers) = EngineOutputs::new(1);
         let clock = time;
-        let engine = Engine::new(EngineParts {
+        let earlier = kernel.lock().udp_frontends(configuration);
+        let mut engine = Engine::new(EngineParts {
             settings: configuration.settings(),
             words: words(configuration.mode),
             dataplanes: dataplanes(configuration, surroundings, &health),
@@ -95,6 +96,7 @@ impl Process {
             clock: Box::new(move || clock.moment()),
             activity: Default::default(),
         });
+        engine.take_over(&earlier);
         let (configured, surroundings) = (configuration.mode, surroundings.clone());
         Process { engine, health, heartbeat, receivers, known_node: None, configured, surroundings }
     }

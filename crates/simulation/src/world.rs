@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use portwarden::metrics::Metrics;
-use portwarden_model::{Event, Family, Flow, Kind, NamespacedName, PoolKind, Protocol, Verdict};
+use portwarden_model::{
+    Event, Family, Flow, GoneFrontend, Kind, NamespacedName, PoolKind, Protocol, Verdict,
+};
 
 use crate::api::{Api, service_name};
 use crate::invariants::Lateness;
@@ -22,7 +24,6 @@ pub(crate) struct World {
     pub(crate) configuration: Configuration,
     pub(crate) process: Option<Process>,
     pub(crate) lateness: Lateness,
-    pub(crate) starts: u32,
     /// Whether the source follows changes.
     connected: bool,
     surroundings: Surroundings,
@@ -39,7 +40,6 @@ impl World {
             configuration: Configuration::default(),
             process: None,
             lateness: Lateness::default(),
-            starts: 0,
             connected: true,
             surroundings,
         };
@@ -202,13 +202,18 @@ impl World {
             return;
         }
         let now = self.time.now();
-        self.starts += 1;
         self.process = Some(Process::start(self.configuration, &self.surroundings));
         {
             let mut kernel = self.kernel.lock();
             kernel.listed = false;
             kernel.changing_mode = false;
             kernel.disturb_all(now);
+            let read = kernel.udp_frontends(self.configuration);
+            for TrackedFlow { flow, known } in &mut kernel.flows {
+                let (ip, port) = (flow.destination.ip(), flow.destination.port());
+                let frontend = GoneFrontend { ip: Some(ip), port, protocol: Protocol::Udp };
+                *known = read[Family::of(ip)].contains(&frontend);
+            }
         }
         let addresses = self.api.host_addresses();
         self.apply(vec![addresses]);
@@ -278,7 +283,6 @@ impl World {
             return;
         }
         let layer = self.configuration.mode.layers()[0];
-        let starts = self.starts;
         let mut kernel = self.kernel.lock();
         let Some(service) = kernel.table((layer, family)).services.get(name).cloned() else { return };
         let Some(port) = service.ports.iter().find(|port| port.protocol() == Protocol::Udp) else { return };
@@ -297,6 +301,6 @@ impl World {
         };
         let reply_source = backend.address();
         let flow = Flow { protocol: Protocol::Udp, source, destination, reply_source, answered: true };
-        kernel.flows.push(TrackedFlow { flow, starts });
+        kernel.flows.push(TrackedFlow { flow, known: true });
     }
 }
