@@ -30,13 +30,20 @@ pub(crate) enum CookieReader {
 }
 
 impl CookieReader {
-    /// The way that this kernel offers. A program works only for processes below the cgroup.
+    /// The way that this kernel offers. A program works only below its cgroup, in which this process need not be: the root serves as well.
     pub(crate) fn new(cgroup: &Cgroup) -> io::Result<CookieReader> {
         let socket = UdpSocket::bind("127.0.0.1:0")?;
-        match network_namespace_cookie(socket.as_fd()) {
-            Ok(_) => Ok(CookieReader::SocketOption),
-            Err(_) => Self::with_program(cgroup),
+        if network_namespace_cookie(socket.as_fd()).is_ok() {
+            return Ok(CookieReader::SocketOption);
         }
+        Self::with_program(cgroup).and_then(CookieReader::tried).or_else(|_| {
+            let root = Cgroup::open(None).map_err(io::Error::other)?;
+            Self::with_program(&root)?.tried()
+        })
+    }
+
+    fn tried(self) -> io::Result<CookieReader> {
+        self.own().map(|_| self)
     }
 
     fn with_program(cgroup: &Cgroup) -> io::Result<CookieReader> {

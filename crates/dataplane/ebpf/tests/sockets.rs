@@ -197,6 +197,13 @@ fn ipv6_sockets_reach_ipv4_services() -> Result<()> {
     Ok(())
 }
 
+/// The first two numbers of the kernel's version.
+fn kernel_version() -> Result<(u32, u32)> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let mut numbers = text.split('.').map(|part| part.parse().ok());
+    Ok((numbers.next().flatten().unwrap_or(0), numbers.next().flatten().unwrap_or(0)))
+}
+
 #[test]
 fn connections_and_refusals_are_counted() -> Result<()> {
     let mut node = Node::new("counters")?;
@@ -216,7 +223,9 @@ fn connections_and_refusals_are_counted() -> Result<()> {
     let v4 =
         counts.iter().find(|port| port.family == portwarden_model::Family::V4).context("IPv4 is counted")?;
     // The library tries once per address, so each call is one connection.
-    ensure!((v4.connections, v4.refusals) == (5, 3), "{counts:?}");
+    // Before 5.18, nftables refuses.
+    let refusals = if kernel_version()? >= (5, 18) { 3 } else { 0 };
+    ensure!((v4.connections, v4.refusals) == (5, refusals), "{counts:?}");
     node.start()?;
     ensure!(node.counters.read() == counts, "a restart keeps them: {:?}", node.counters.read());
     Ok(())
