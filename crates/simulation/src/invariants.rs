@@ -95,7 +95,9 @@ impl World {
         }
         let known = |(place, name): &(Place, String)| {
             let unnoticed = kernel.tables.get(place).is_some_and(|table| table.unnoticed.is_some());
-            (!unnoticed && !is_refused(&kernel.refusing, place.1, name)).then_some(place.1)
+            let refused = [&kernel.refusing, &kernel.accepted_again];
+            let refused = refused.into_iter().any(|refused| is_refused(refused, place.1, name));
+            (!unnoticed && !refused).then_some(place.1)
         };
         let waiting: BTreeSet<Family> = differences.iter().filter_map(known).collect();
         drop(kernel);

@@ -98,6 +98,8 @@ pub(crate) struct Kernel {
     pub(crate) flow_faults: VecDeque<u8>,
     /// Services that are refused.
     pub(crate) refusing: BTreeSet<(Family, NamespacedName)>,
+    /// Services that were refused and would be accepted now. Until the next attempt they are reported as refused, not as late.
+    pub(crate) accepted_again: BTreeSet<(Family, NamespacedName)>,
     /// Services that were refused after their sync, and no dataplane has reported it yet.
     pub(crate) refused_late: BTreeSet<(Family, NamespacedName)>,
     /// Dataplanes install accepted Services by themselves.
@@ -170,8 +172,10 @@ impl Kernel {
         name: &NamespacedName,
         service: Option<&Arc<ProxiedService>>,
     ) -> bool {
+        let key = (place.1, name.clone());
+        self.accepted_again.remove(&key);
         match service {
-            Some(_) if self.refusing.contains(&(place.1, name.clone())) => return false,
+            Some(_) if self.refusing.contains(&key) => return false,
             Some(service) => self.table(place).services.insert(name.clone(), service.clone()),
             None => self.table(place).services.remove(name),
         };

@@ -207,6 +207,7 @@ impl World {
             let mut kernel = self.kernel.lock();
             kernel.listed = false;
             kernel.changing_mode = false;
+            kernel.accepted_again.clear();
             kernel.disturb_all(now);
             let read = kernel.udp_frontends(self.configuration);
             for TrackedFlow { flow, known } in &mut kernel.flows {
@@ -243,7 +244,8 @@ impl World {
                 }
             }
             Step::Accept { announce } => {
-                kernel.refusing.clear();
+                let refused = std::mem::take(&mut kernel.refusing);
+                kernel.accepted_again.extend(refused);
                 kernel.refused_late.clear();
                 kernel.announce_accepted = announce;
                 kernel.disturb_all(now);

@@ -19,7 +19,7 @@ use crate::subject::{Running, Subject};
 
 const PERIOD: u32 = 100_000;
 /// How long a change may take before the measurement is given up.
-const PATIENCE: Duration = Duration::from_secs(240);
+const TIMEOUT: Duration = Duration::from_secs(240);
 /// Each event is observed for at least this long.
 const WINDOW: Duration = Duration::from_secs(25);
 
@@ -63,8 +63,8 @@ pub(crate) fn run(subject: &Subject, mode: &str, size: Size, percent: u32) -> Re
         stage.folder.path(),
     )?;
     let health = Health::watch(&stage)?;
-    if !stage.await_sync(&mut running, PATIENCE, &mut Memory::default())? {
-        bail!("not synced within {PATIENCE:?}");
+    if !stage.await_sync(&mut running, TIMEOUT, &mut Memory::default())? {
+        bail!("not synced within {TIMEOUT:?}");
     }
     print_line(&format!(
         "start: synced after {:.1} s, /livez silent for at most {:.1} s, {:.2} s of processor time",
@@ -125,8 +125,8 @@ fn change(stage: &Stage, number: u8) -> Result<Duration> {
     let target = SocketAddr::from((ip, service_port));
     let (began, probe) = (Instant::now(), stage.topology.node().probe().timeout(Duration::from_millis(10)));
     while !probe.tcp(target)?.is_answered() {
-        if began.elapsed() > PATIENCE {
-            bail!("a change was not in force after {PATIENCE:?}");
+        if began.elapsed() > TIMEOUT {
+            bail!("a change was not in force after {TIMEOUT:?}");
         }
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -166,8 +166,8 @@ impl Health {
 }
 
 fn ask() -> std::io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&([127, 0, 0, 1], 10256).into(), PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut stream = TcpStream::connect_timeout(&([127, 0, 0, 1], 10256).into(), TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     stream.write_all(b"GET /livez HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;

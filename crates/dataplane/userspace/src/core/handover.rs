@@ -41,7 +41,7 @@ const MOST: usize = 64;
 const READY: u8 = 1;
 
 /// How long a predecessor may take to answer; it is busy with connections.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long a predecessor that is about to end may take to stop: it knows only what was wanted before.
 const STOPPING: Duration = Duration::from_millis(250);
@@ -80,7 +80,7 @@ impl Predecessor {
 
 fn ask(stream: &StdUnixStream) -> io::Result<Vec<StdListener>> {
     check_peer(stream)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     let mut received = RecvAncillaryBuffer::new(&mut space);
     recvmsg(stream, &mut [IoSliceMut::new(&mut [0])], &mut received, RecvFlags::CMSG_CLOEXEC)?;
