@@ -16,7 +16,7 @@ use super::{Context, GRACE};
 use crate::core::{Target, UdpListener, UdpRoute, bind_udp};
 use crate::error::Error;
 use crate::flows::StaleFlows;
-use crate::redirect::{Action, Origin, Place, Portal, Recovered, ServiceRules, Written, sources};
+use crate::redirect::{Action, Origin, Place, Portal, Recovered, ServiceRules, Wanted, Written, sources};
 use crate::routes::{Entry, Routes};
 
 /// What one family has.
@@ -136,8 +136,8 @@ impl FamilyState {
         }
         let failed = |source| Error::Commit { family: self.family, source };
         let own = self.sockets.as_ref().map(Sockets::rules).unwrap_or_default();
-        let written =
-            context.redirect.write(self.family, &desired.node, &own, &rules, full).map_err(failed)?;
+        let wanted = Wanted { family: self.family, node: &desired.node, own: &own, services: &rules, full };
+        let written = context.redirect.write(&wanted).map_err(failed)?;
         let Written { objects, full, missed_notifications } = written;
         self.accept(context, states, full);
         self.forget_flows(desired, changes);

@@ -15,6 +15,7 @@ use portwarden_model::{
 use portwarden_xtables::Programs;
 
 use iptables::Iptables;
+use ledger::Draft;
 use nftables::Nftables;
 
 /// Why rules could not be read or written.
@@ -71,6 +72,31 @@ impl Recovered {
     }
 }
 
+/// What is to be written in one family.
+#[derive(Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) family: Family,
+    pub(crate) node: &'a NodeView,
+    /// The rules of our listeners.
+    pub(crate) own: &'a ServiceRules,
+    /// `None` removes a Service. Unless the kernel already has the rest, these must be all of them.
+    pub(crate) services: &'a BTreeMap<NamespacedName, Option<ServiceRules>>,
+    /// Compares everything with the kernel.
+    pub(crate) full: bool,
+}
+
+impl Wanted<'_> {
+    /// The kernel's objects for the Services, and for the listeners and `node`.
+    fn draft<O>(
+        &self,
+        render: impl Fn(&ServiceRules) -> Vec<O>,
+        node: impl IntoIterator<Item = O>,
+    ) -> Draft<'_, O> {
+        let services = self.services.iter().map(|(name, rules)| (name, rules.as_ref().map(&render)));
+        Draft { node: render(self.own).into_iter().chain(node).collect(), services: services.collect() }
+    }
+}
+
 /// What a write did.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Written {
@@ -106,19 +132,11 @@ impl Redirect {
         }
     }
 
-    /// Writes the rules of these Services (`None` removes one) and of the node. Unless the kernel already has the rest, `services` must hold
-    /// all of them.
-    pub(crate) fn write(
-        &mut self,
-        family: Family,
-        node: &NodeView,
-        own: &ServiceRules,
-        services: &BTreeMap<NamespacedName, Option<ServiceRules>>,
-        full: bool,
-    ) -> Result<Written, RedirectError> {
+    /// Writes the rules of Services and of the node.
+    pub(crate) fn write(&mut self, wanted: &Wanted<'_>) -> Result<Written, RedirectError> {
         match self {
-            Redirect::Nftables(nftables) => Ok(nftables.write(family, node, own, services, full)?),
-            Redirect::Iptables(iptables) => iptables.write(family, node, own, services, full),
+            Redirect::Nftables(nftables) => Ok(nftables.write(wanted)?),
+            Redirect::Iptables(iptables) => iptables.write(wanted),
         }
     }
 

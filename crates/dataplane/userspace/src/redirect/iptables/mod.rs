@@ -3,13 +3,11 @@
 
 mod rules;
 
-use std::collections::BTreeMap;
-
-use portwarden_model::{Family, NamespacedName, NodeView, PerFamily, Protocol};
+use portwarden_model::{Family, PerFamily, Protocol};
 use portwarden_xtables::{Error, Programs, RestoreError, SavedTable, Section, Table, Transaction, Variant};
 
-use super::ledger::{Difference, Draft, Ledger};
-use super::{Origin, Recovered, RedirectError, ServiceRules, Settings, Written};
+use super::ledger::{Difference, Ledger};
+use super::{Origin, Recovered, RedirectError, Settings, Wanted, Written};
 use rules::{Chain, Frame, Rule};
 
 /// The rules of both families.
@@ -65,23 +63,14 @@ impl Iptables {
         Ok(recovered)
     }
 
-    /// Writes the rules of these Services (`None` removes one) and of the node. Unless the kernel already has the rest, `services` must hold
-    /// all of them. A full write compares with the kernel first.
-    pub(crate) fn write(
-        &mut self,
-        family: Family,
-        node: &NodeView,
-        own: &ServiceRules,
-        services: &BTreeMap<NamespacedName, Option<ServiceRules>>,
-        full: bool,
-    ) -> Result<Written, RedirectError> {
+    /// Writes the rules of Services and of the node. A full write compares with the kernel first.
+    pub(crate) fn write(&mut self, wanted: &Wanted<'_>) -> Result<Written, RedirectError> {
+        let family = wanted.family;
         let programs = &self.programs[family];
         let installed = &mut self.tables[family];
-        let frame = Frame::render(family, node, self.settings);
-        let render = |rules: &ServiceRules| rules::rules(family, rules);
-        let fresh = services.iter().map(|(name, rules)| (name, rules.as_ref().map(render)));
-        let draft = Draft { node: render(own), services: fresh.collect() };
-        let full = full || !installed.in_step;
+        let frame = Frame::render(family, wanted.node, self.settings);
+        let draft = wanted.draft(|rules| rules::rules(family, rules), []);
+        let full = wanted.full || !installed.in_step;
         let (transaction, difference) = if full {
             let difference = Ledger::everything(&draft);
             (repair(&Saved::read(programs)?, &frame, &difference), difference)

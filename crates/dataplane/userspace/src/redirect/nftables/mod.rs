@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use portwarden_model::{Family, NamespacedName, NodeView, PerFamily, Protocol};
+use portwarden_model::{Family, PerFamily, Protocol};
 use portwarden_netlink::nftables::{
     self, Chain, Client, ElementParts, Elements, Event, Monitor, Notice, Set, Subject, TableId, Transaction,
     Value, ValueParts,
@@ -18,7 +18,7 @@ use portwarden_netlink::nftables::{
 use portwarden_netlink::{Errno, Error};
 
 use super::ledger::{Difference, Draft, Ledger};
-use super::{Origin, Recovered, ServiceRules, Settings, Written};
+use super::{Origin, Recovered, Settings, Wanted, Written};
 use chains::Chains;
 use present::Present;
 pub(crate) use redirections::Redirections;
@@ -88,23 +88,13 @@ impl Nftables {
         Ok(recovered)
     }
 
-    /// Writes the rules of these Services (`None` removes one) and of the node. Unless the kernel already has the rest, `services` must hold
-    /// all of them.
-    pub(crate) fn write(
-        &mut self,
-        family: Family,
-        node: &NodeView,
-        own: &ServiceRules,
-        services: &BTreeMap<NamespacedName, Option<ServiceRules>>,
-        full: bool,
-    ) -> Result<Written, Error> {
+    /// Writes the rules of Services and of the node.
+    pub(crate) fn write(&mut self, wanted: &Wanted<'_>) -> Result<Written, Error> {
+        let family = wanted.family;
         let table = &self.tables[family];
-        let chains = chains::render(family, node, self.settings);
-        let node_elements: Vec<Element> =
-            sets::elements(own).into_iter().chain(sets::node_addresses(node)).collect();
-        let fresh = services.iter().map(|(name, rules)| (name, rules.as_ref().map(sets::elements)));
-        let draft = Draft { node: node_elements, services: fresh.collect() };
-        let full = full || !table.in_step;
+        let chains = chains::render(family, wanted.node, self.settings);
+        let draft = wanted.draft(sets::elements, sets::node_addresses(wanted.node));
+        let full = wanted.full || !table.in_step;
         let (objects, missed_notifications, difference) = if full {
             self.write_everything(family, &chains, &draft)?
         } else {
