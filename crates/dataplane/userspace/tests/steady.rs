@@ -39,6 +39,8 @@ fn attempt() -> Option<ErrorKind> {
 
 impl Clients {
     fn start(namespace: &Namespace, count: usize) -> Result<Self> {
+        // Each connection keeps a port for a minute after its end: the usual 28,000 are used up when there are many rounds.
+        namespace.command("sysctl").args(["-qw", "net.ipv4.ip_local_port_range=1024 65535"]).run()?;
         let stop = Arc::<AtomicBool>::default();
         let threads = (0..count).map(|_| {
             let stop = Arc::clone(&stop);
