@@ -16,8 +16,11 @@ use super::dialogue::{self, Dialogue};
 use super::outcome::Outcome;
 use crate::wait;
 
-/// Probes of a volley or load under way at a time.
-const WIDTH: usize = 64;
+/// Probes of a volley under way at a time.
+const VOLLEY_WIDTH: usize = 64;
+
+/// Probes of a load under way at a time: more than one that keeps its rate has while nothing answers, fewer than exhaust a machine.
+const LOAD_WIDTH: usize = 512;
 
 /// The longest wait of a load's loop, so that it notices when it is to stop.
 const TICK: Duration = Duration::from_millis(20);
@@ -102,7 +105,7 @@ pub(super) fn volley(probe: &Probe, transport: Transport, target: SocketAddr, co
     let mut under_way = UnderWay::default();
     let mut unsent = count;
     while unsent > 0 || !under_way.is_empty() {
-        while unsent > 0 && under_way.len() < WIDTH {
+        while unsent > 0 && under_way.len() < VOLLEY_WIDTH {
             under_way.push(Instant::now(), probe.start(transport, target)?);
             unsent -= 1;
         }
@@ -191,13 +194,13 @@ fn steady(
         if stopping && under_way.is_empty() {
             return Ok(());
         }
-        while !stopping && next <= Instant::now() && under_way.len() < WIDTH {
+        while !stopping && next <= Instant::now() && under_way.len() < LOAD_WIDTH {
             under_way.push(Instant::now(), probe.start(transport, target)?);
             next += interval;
         }
         under_way.advance(&mut report)?;
         let tick = Instant::now() + TICK;
-        let wake = if under_way.len() < WIDTH { next.min(tick) } else { tick };
+        let wake = if under_way.len() < LOAD_WIDTH { next.min(tick) } else { tick };
         under_way.wait((!stopping).then_some(wake))?;
     }
 }
