@@ -33,7 +33,7 @@ fn rig() -> Result<Rig> {
 
 fn started(mode: &str) -> Result<Rig> {
     let mut rig = rig()?;
-    // Mode ipvs, whose kernel notifies nobody, compares as often as this.
+    // In mode ipvs the kernel sends no notifications; the mode compares as often as this.
     let cidr = cluster_cidr();
     rig.start(&["--proxy-mode", mode, "--cluster-cidr", &cidr, "--ipvs-sync-period=2s", "-v=2"])?;
     rig.wait_for_log("The rules are in force")?;

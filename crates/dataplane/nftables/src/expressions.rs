@@ -274,27 +274,24 @@ fn connection_bits(key: CtKey, bits: u32, to_none: CmpOperator) -> Vec<Expr> {
 
 /// `fib saddr type local`
 pub(crate) fn from_this_host() -> Vec<Expr> {
-    address_is_local(fib::SADDR)
+    address_is_local(fib::SADDR, CmpOperator::Equal)
 }
 
 /// `fib daddr type local`
 pub(crate) fn to_this_host() -> Vec<Expr> {
-    address_is_local(fib::DADDR)
+    address_is_local(fib::DADDR, CmpOperator::Equal)
 }
 
 /// `fib daddr type != local`
 pub(crate) fn not_to_this_host() -> Vec<Expr> {
-    let value = address_type::LOCAL.to_ne_bytes().to_vec();
-    vec![
-        Expr::Fib { result: FibResult::Type, flags: fib::DADDR, target: word(0) },
-        Expr::Cmp { source: word(0), operator: CmpOperator::NotEqual, value },
-    ]
+    address_is_local(fib::DADDR, CmpOperator::NotEqual)
 }
 
-fn address_is_local(flags: u32) -> Vec<Expr> {
+fn address_is_local(flags: u32, operator: CmpOperator) -> Vec<Expr> {
+    let value = address_type::LOCAL.to_ne_bytes().to_vec();
     vec![
         Expr::Fib { result: FibResult::Type, flags, target: word(0) },
-        equal(address_type::LOCAL.to_ne_bytes().to_vec()),
+        Expr::Cmp { source: word(0), operator, value },
     ]
 }
 

@@ -2,6 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | `engine_thread.rs` | the thread of the engine |
 //! | `source.rs` | the source of objects: API server or manifests |
 //! | `servers.rs` | the health and metrics servers, and that of the live page |
 //! | `notices.rs` | notices of the engine, recorded as Events |
@@ -10,6 +11,7 @@
 //! | `signals.rs` | signals |
 
 mod config_file;
+mod engine_thread;
 mod notices;
 mod reload;
 mod servers;
@@ -17,15 +19,14 @@ mod signals;
 mod source;
 mod watchdog;
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use portwarden_model::{DetectLocal, GoneFrontend, PacerConfig, PerFamily, PodTraffic};
+use portwarden_model::{DetectLocal, PacerConfig, PerFamily, PodTraffic};
 use portwarden_source::kubernetes::{NewEvent, Regarding, Severity};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -34,13 +35,13 @@ use tracing::{debug, error, info, warn};
 use crate::config::options::DETECT_LOCAL_MODE;
 use crate::config::{self, Config, NodeFacts, Notice, Source};
 use crate::engine::{
-    self, Check, ConntrackFlows, Engine, EngineError, EngineOutputs, EngineParts, EngineReceivers, Handle,
-    Heartbeat, Message, Moment, NodeWait, RemoveLeftovers,
+    self, Check, ConntrackFlows, EngineError, EngineOutputs, EngineParts, EngineReceivers, Handle, Heartbeat,
+    Message, Moment, NodeWait, RemoveLeftovers,
 };
 use crate::events::Events;
 use crate::flags::{Flags, Program};
 use crate::health::{ServicePorts, ServicePortsContext, SharedHealth};
-use crate::host::{self, FamilySupport, HostAddresses, Kernel};
+use crate::host::{self, FamilySupport, Kernel};
 use crate::http::{BindError, ConnectionLimit};
 use crate::introspection::api::TimelineKind;
 use crate::introspection::{self, Activity, Introspection};
@@ -51,6 +52,7 @@ use crate::modes;
 pub use signals::{Signal, Signals};
 
 use config_file::ConfigFile;
+use engine_thread::start_engine;
 use servers::Servers;
 pub(crate) use source::{PreparedSource, RunningSource};
 
@@ -59,9 +61,6 @@ const SERVICE_HEALTH_CONNECTIONS: usize = 256;
 
 /// How long the process waits for a running sync when it stops.
 const LAST_SYNC: Duration = Duration::from_secs(5);
-
-/// How long the first sync waits for what an earlier process left in the kernel. It only serves to remove stale UDP flows.
-const EARLIER_RULES: Duration = Duration::from_secs(5);
 
 /// What the process is started with.
 #[derive(Debug)]
@@ -402,43 +401,6 @@ fn remove_leftovers_of_others(config: &Config) -> RemoveLeftovers {
             warn!(err = %error, "Cannot start removing what other proxy modes left behind; run portwarden --cleanup later");
         }
     })
-}
-
-/// Starts the engine on a thread of its own. `earlier` reads there which UDP frontends an earlier process left.
-fn start_engine(
-    parts: EngineParts,
-    earlier: impl FnOnce() -> PerFamily<BTreeSet<GoneFrontend>> + Send + 'static,
-) -> anyhow::Result<(Handle, oneshot::Receiver<Result<(), EngineError>>)> {
-    let (handle, inbox) = engine::inbox().context("cannot create the engine's inbox")?;
-    let (ended, ended_out) = oneshot::channel();
-    let work = move || {
-        // In the thread that uses them: a network namespace belongs to a thread.
-        let addresses = HostAddresses::open();
-        if let Err(error) = &addresses {
-            error!(
-                err = chain(error),
-                "Cannot follow this host's addresses; node ports on chosen addresses will not answer"
-            );
-        }
-        let mut engine = Engine::new(parts);
-        engine.take_over(&within(EARLIER_RULES, earlier));
-        let _ = ended.send(engine::run(engine, &inbox, addresses.ok()));
-    };
-    thread::Builder::new()
-        .name("engine".to_owned())
-        .spawn(work)
-        .context("cannot start the engine's thread")?;
-    Ok((handle, ended_out))
-}
-
-/// Runs this on a thread of its own and waits for its result for so long: a program that hangs must not keep the engine from starting.
-fn within<T: Default + Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> T {
-    let (done, result) = mpsc::channel();
-    let started = thread::Builder::new().name("earlier rules".to_owned()).spawn(move || done.send(work()));
-    match started {
-        Ok(_) => result.recv_timeout(limit).unwrap_or_default(),
-        Err(_) => T::default(),
-    }
 }
 
 /// Starts the tasks that follow the engine's outputs.

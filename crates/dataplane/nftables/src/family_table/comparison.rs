@@ -1,8 +1,8 @@
 //! Compares the table with what was written, and restores what differs.
 //!
-//! Elements are looked up by their keys, some hundred at a time, with pauses: on a node with a small share of a processor nobody has to wait for
-//! a comparison of a large table. Changes that are written between two pieces do no harm, since each piece is compared with what is
-//! installed at its time.
+//! Elements are looked up by their keys, a thousand at a time, with pauses: where the process has a small share of a processor, a comparison of a
+//! large table delays no change and no health check. Changes that are written between two pieces do no harm, since each piece is compared
+//! with what is installed at its time.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};

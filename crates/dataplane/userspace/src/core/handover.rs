@@ -227,6 +227,6 @@ mod tests {
         drop(next);
         assert_eq!(sockets[0].local_addr().expect("open"), address);
         sockets[0].accept().expect("the connection is still there");
-        assert!(Predecessor::ask(Family::V4).is_none(), "nobody offers it");
+        assert!(Predecessor::ask(Family::V4).is_none(), "no process offers it");
     }
 }
