@@ -81,9 +81,9 @@ fn set(table: &TableId, name: &str) -> std::sync::Arc<Set> {
 }
 
 fn listing(node: &Node) -> BTreeSet<String> {
-    // Timeouts and handles do not appear in it; the order of elements differs.
+    // Timeouts and handles do not appear in it. The order of elements differs, so braces must not stick to the first or last of them.
     let text = node.nft(&["list", "table", "ip", "kube-proxy"]);
-    text.replace("elements = {", ",").split(['\n', ',']).map(|part| part.trim().to_owned()).collect()
+    text.replace("elements =", "").split(['\n', ',', '{', '}']).map(|part| part.trim().to_owned()).collect()
 }
 
 #[test]
