@@ -61,7 +61,7 @@ fn addresses_are_listed_with_their_interfaces() {
 }
 
 #[test]
-fn changes_of_links_and_addresses_are_told() {
+fn changes_of_links_and_addresses_are_reported() {
     in_namespace(|| {
         let mut monitor = RouteMonitor::open().unwrap();
         run("ip", &["link", "add", "front", "type", "veth", "peer", "name", "back"]);

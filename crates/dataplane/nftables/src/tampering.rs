@@ -122,27 +122,7 @@ fn describe(event: &Event, table: &TableId) -> Option<String> {
     if let (Subject::Table(listed), Change::Gone) = (&event.subject, event.change) {
         return (listed.object.id == *table).then(|| TABLE_REMOVED.to_owned());
     }
-    let what = match &event.subject {
-        Subject::Table(listed) => (listed.object.id == *table).then(|| "the table".to_owned()),
-        Subject::Chain(listed) => {
-            (listed.object.table == *table).then(|| format!("chain {}", listed.object.name))
-        }
-        Subject::Rule(listed) => {
-            (listed.object.table == *table).then(|| format!("a rule of chain {}", listed.object.chain))
-        }
-        Subject::Set(listed) => {
-            (listed.object.table == *table).then(|| format!("set {}", listed.object.name))
-        }
-        Subject::Elements(elements) => {
-            (elements.table == *table).then(|| format!("an element of {}", elements.set))
-        }
-        Subject::Counter(_) | Subject::Generation(_) | Subject::Other { .. } => None,
-    }?;
-    let done = match event.change {
-        Change::Present => "was added or changed",
-        Change::Gone => "was removed",
-    };
-    Some(format!("{what} {done}"))
+    event.describe(table)
 }
 
 #[cfg(test)]

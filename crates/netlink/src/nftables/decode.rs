@@ -22,6 +22,27 @@ pub struct Event {
     pub port: u32,
 }
 
+impl Event {
+    /// The change in a few words, such as `chain services was removed`; `None` if it concerns another table.
+    pub fn describe(&self, table: &TableId) -> Option<String> {
+        let (owner, what) = match &self.subject {
+            Subject::Table(listed) => (&listed.object.id, "the table".to_owned()),
+            Subject::Chain(listed) => (&listed.object.table, format!("chain {}", listed.object.name)),
+            Subject::Rule(listed) => {
+                (&listed.object.table, format!("a rule of chain {}", listed.object.chain))
+            }
+            Subject::Set(listed) => (&listed.object.table, format!("set {}", listed.object.name)),
+            Subject::Elements(elements) => (&elements.table, format!("an element of {}", elements.set)),
+            Subject::Counter(_) | Subject::Generation(_) | Subject::Other { .. } => return None,
+        };
+        let done = match self.change {
+            Change::Present => "was added or changed",
+            Change::Gone => "was removed",
+        };
+        (owner == table).then(|| format!("{what} {done}"))
+    }
+}
+
 /// Whether an object is there or gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
