@@ -10,4 +10,4 @@ mod reported_problems;
 mod sink;
 pub mod wire;
 
-pub use sink::{Batch, Closed, Health, Sink, Status, Update};
+pub use sink::{Batch, Closed, Health, Running, Sink, Status, Update};

@@ -1,10 +1,14 @@
 //! The output of a source: a queue with back-pressure.
 
 use std::fmt;
+use std::pin::Pin;
 use std::sync::{Arc, mpsc};
 
 use portwarden_model::{Event, Problem};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// A source at work. It is boxed so that its code is compiled in this crate, optimized as this crate is, and not in whichever awaits it.
+pub type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// What a source reports.
 #[derive(Debug)]

@@ -229,7 +229,7 @@ async fn listed_again_after(bad_watch: impl Fn() -> Reply + Send + 'static) -> (
 }
 
 #[tokio::test]
-async fn an_expired_version_is_told_by_the_answer() {
+async fn an_expired_version_is_reported_by_the_answer() {
     let (follower, server) =
         listed_again_after(|| Reply::status(410, "Expired", "too old resource version")).await;
     assert_eq!(
@@ -241,7 +241,7 @@ async fn an_expired_version_is_told_by_the_answer() {
 }
 
 #[tokio::test]
-async fn an_expired_version_is_told_by_an_event() {
+async fn an_expired_version_is_reported_by_an_event() {
     for media in ["json", "pb"] {
         let content_type = if media == "pb" { PROTOBUF_WATCH } else { JSON };
         let body = fixture(&format!("services.watch-expired.{media}"));
@@ -417,7 +417,7 @@ async fn something_else_at_the_address_is_recognised() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_told_with_its_address() {
+async fn a_server_that_is_not_there_is_reported_with_its_address() {
     let server = Scripted::start(|_| unreachable!("no request gets here")).await;
     let url = server.url.clone();
     drop(server);

@@ -100,7 +100,7 @@ fn a_streaming_list_ends_with_a_bookmark_and_goes_on_as_a_watch() {
 }
 
 #[test]
-fn an_expired_watch_is_told_in_both_media() {
+fn an_expired_watch_is_reported_in_both_media_types() {
     for (media, name) in
         [(Media::Protobuf, "services.watch-expired.pb"), (Media::Json, "services.watch-expired.json")]
     {

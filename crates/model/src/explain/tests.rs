@@ -76,7 +76,7 @@ fn a_pool_that_no_policy_needs_is_not_explained() {
 }
 
 #[test]
-fn how_hints_narrow_is_told() {
+fn how_hints_narrow_is_explained() {
     let topology = |codes: &str| {
         explain(&cluster(&[&service(|_| {}), &slice("web-1", codes, |_| {}), &node_in_zone("a")])).topology
     };
@@ -161,7 +161,7 @@ fn each_port_has_its_own_explanation() {
 
 /// Each reason has its own text, and the text says whether the endpoint is used.
 #[test]
-fn texts_differ_and_tell_whether_an_endpoint_is_used() {
+fn texts_differ_and_say_whether_an_endpoint_is_used() {
     let all = [
         Reason::Ready,
         Reason::TerminatingFallback,

@@ -40,6 +40,9 @@ impl Bench {
     fn run(&mut self, cost: Duration, ok: bool) -> Duration {
         let at = self.due().max(self.now);
         assert!(self.pacer.is_due(self.start + at));
+        if let Some(before) = self.due().checked_sub(ms(1)) {
+            assert!(!self.pacer.is_due(self.start + before), "not before its time");
+        }
         self.now = at;
         self.pacer.started(self.start + self.now);
         assert_eq!(self.pacer.next_run(), None, "one run at a time");

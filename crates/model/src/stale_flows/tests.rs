@@ -125,6 +125,20 @@ fn node_ports_count_where_they_answer_only() {
     assert!(!stale_from(&cluster, "127.0.0.1", "127.0.0.1:30053", "127.0.0.1:30053"));
 }
 
+#[test]
+fn node_ports_on_loopback_count_where_the_operator_wants_them() {
+    let range = NodePortRange::Cidr(parse_cidr("127.0.0.0/8").expect("a CIDR"));
+    let settings = Settings { node_port_addresses: vec![range], ..settings() };
+    let mut cluster = cluster_with(settings, &[&dns(|_| {}), &pods("A R")]);
+    cluster.apply(Event::HostAddresses(host().into()));
+    cluster.resolve();
+    assert!(stale_from(&cluster, "127.0.0.1", "127.0.0.1:30053", "10.1.0.9:5353"));
+    assert!(
+        !stale_from(&cluster, "127.0.0.1", "127.0.0.1:30053", "10.1.0.1:5353"),
+        "an endpoint that serves"
+    );
+}
+
 /// What is gone leaves no flows behind.
 #[test]
 fn flows_to_what_is_gone_go_too() {

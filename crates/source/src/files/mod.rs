@@ -2,7 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `parse.rs` | the text of a file to manifests |
+//! | `parse.rs`, `yaml.rs` | the text of a file to manifests |
 //! | `kinds.rs` | which kinds that a proxy does not use are mistakes |
 //! | `defaults.rs` | fields that an API server would fill in |
 //! | `folder.rs` | the files, and the last valid content of each |
@@ -17,6 +17,7 @@ mod merge;
 mod parse;
 mod watch;
 mod watched_paths;
+mod yaml;
 
 use std::io;
 use std::path::PathBuf;
@@ -26,7 +27,7 @@ use folder::Folder;
 use merge::MergedFiles;
 use watch::Watch;
 
-use crate::sink::{Closed, Health, Sink};
+use crate::sink::{Closed, Health, Running, Sink};
 
 /// Files are also scanned at intervals: network file systems and renamed parent folders cause no inotify event.
 const SCAN_INTERVAL: Duration = Duration::from_secs(30);
@@ -52,7 +53,11 @@ impl Files {
     ///
     /// A file that cannot be read keeps its last valid content. Until the folder exists, no list is complete; if it disappears later, all
     /// objects stay until it is back.
-    pub async fn run(self, sink: Sink) {
+    pub fn run(self, sink: Sink) -> Running {
+        Box::pin(self.follow(sink))
+    }
+
+    async fn follow(self, sink: Sink) {
         let part = self.path.display().to_string();
         let (watch, health) = match Watch::new() {
             Ok(watch) => (Some(watch), Health::Following),

@@ -1,16 +1,16 @@
 //! Parses the text of one file: YAML or JSON, several documents, lists.
 //!
-//! Each document is read twice: first its outline, to find the kinds of its objects, then the objects that a proxy uses, into their
-//! types. So an error has its line number, and objects of other kinds may have any shape.
+//! YAML becomes JSON first. Each document is then read twice: first its outline, to find the kinds of its objects, then the objects that
+//! a proxy uses, into their types. So objects of other kinds may have any shape.
 
 use std::fmt;
 
 use portwarden_model::manifest;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use serde_path_to_error::Track;
+use serde_path_to_error::{Path, Track};
 
-use super::kinds;
+use super::{kinds, yaml};
 
 /// An object of a kind that a proxy uses.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,30 +62,26 @@ pub(super) fn parse(text: &str) -> Result<Content, ParseError> {
 fn yaml(text: &str) -> Result<Content, ParseError> {
     let mut content = Content::default();
     for (first_line, document) in documents(text) {
-        let failed = |error: serde_saphyr::Error| {
-            let line = error.location().map_or(1, |location| location.line());
-            ParseError { line: first_line + line.max(1) - 1, reason: plain(&error) }
-        };
-        let outline: Option<Outline> =
-            serde_saphyr::from_str_with_options(document, yaml_options()).map_err(failed)?;
+        let at = |line: u64, reason: String| ParseError { line: first_line + line.max(1) - 1, reason };
+        let json = yaml::to_json(document)
+            .map_err(|error| at(error.location().map_or(1, |location| location.line()), plain(&error)))?;
+        let mut json_documents = serde_json::Deserializer::from_slice(&json).into_iter::<Option<Outline>>();
+        let outline = json_documents.next().unwrap_or(Ok(None));
+        let outline = outline.map_err(|error| at(1, without_position(&error)))?;
         let Some(outline) = outline else { continue };
-        let plan = outline.plan(&mut content).map_err(|reason| ParseError { line: first_line, reason })?;
-        let objects =
-            serde_saphyr::with_deserializer_from_str_with_options(document, yaml_options(), |yaml| {
-                plan.read(yaml)
-            });
-        let named = |error| {
-            let ParseError { line, reason } = failed(error);
-            ParseError { line, reason: format!("{}{reason}", yaml_field(&plan, document)) }
-        };
-        content.objects.extend(objects.map_err(named)?);
+        let plan = outline.plan(&mut content).map_err(|reason| at(1, reason))?;
+        let objects = plan.read(&mut serde_json::Deserializer::from_slice(&json)).map_err(|error| {
+            let path = path_of_error(&plan, &json);
+            at(yaml::line(document, &path).unwrap_or(1), named(&path, &error))
+        })?;
+        content.objects.extend(objects);
     }
     Ok(content)
 }
 
 fn json(text: &str) -> Result<Content, ParseError> {
     let mut content = Content::default();
-    let mut outlines = serde_json::Deserializer::from_str(text).into_iter::<Outline>();
+    let mut outlines = serde_json::Deserializer::from_slice(text.as_bytes()).into_iter::<Outline>();
     let (mut start, mut lines_before) = (0, 0);
     while let Some(outline) = outlines.next() {
         let document = text.get(start..).unwrap_or_default();
@@ -94,9 +90,10 @@ fn json(text: &str) -> Result<Content, ParseError> {
         let outline = outline
             .map_err(|error| ParseError { line: error.line() as u64, reason: without_position(&error) })?;
         let plan = outline.plan(&mut content).map_err(|reason| ParseError { line: here, reason })?;
-        let objects = plan.read(&mut serde_json::Deserializer::from_str(document)).map_err(|error| {
-            let reason = format!("{}{}", json_field(&plan, document), without_position(&error));
-            ParseError { line: lines_before + error.line() as u64, reason }
+        let mut from = serde_json::Deserializer::from_slice(document.as_bytes());
+        let objects = plan.read(&mut from).map_err(|error| {
+            let path = path_of_error(&plan, document.as_bytes());
+            ParseError { line: lines_before + error.line() as u64, reason: named(&path, &error) }
         })?;
         content.objects.extend(objects);
         let end = outlines.byte_offset();
@@ -139,52 +136,40 @@ fn leading_lines(text: &str) -> u64 {
     text.get(..blank).unwrap_or_default().matches('\n').count() as u64
 }
 
-/// The defaults stop at a quarter of a million nodes; a file with all endpoints of a large cluster has more.
-fn yaml_options() -> serde_saphyr::Options {
-    serde_saphyr::options! {
-        budget: serde_saphyr::budget! { max_events: 100_000_000, max_nodes: 50_000_000, max_total_scalar_bytes: 1 << 30 },
-        with_snippet: false,
-    }
-}
-
-/// The field that cannot be read, such as `spec.ports[0].port: `. The document is read once more for it, because following the path
-/// costs time that documents without errors need not spend.
-fn yaml_field(plan: &Plan, document: &str) -> String {
+/// The field that cannot be read. The document is read once more for it, because following the path costs time that documents without
+/// errors need not spend.
+fn path_of_error(plan: &Plan, json: &[u8]) -> Path {
     let mut track = Track::new();
-    let _ = serde_saphyr::with_deserializer_from_str_with_options(document, yaml_options(), |yaml| {
-        plan.read(serde_path_to_error::Deserializer::new(yaml, &mut track))
-    });
-    field(track)
-}
-
-fn json_field(plan: &Plan, document: &str) -> String {
-    let mut track = Track::new();
-    let mut json = serde_json::Deserializer::from_str(document);
+    let mut json = serde_json::Deserializer::from_slice(json);
     let _ = plan.read(serde_path_to_error::Deserializer::new(&mut json, &mut track));
-    field(track)
+    track.path()
 }
 
-fn field(track: Track) -> String {
-    let path = track.path().to_string();
-    if path.is_empty() || path == "." { String::new() } else { format!("{path}: ") }
+/// The reason with the field, such as `spec.ports[0].port: `.
+fn named(path: &Path, error: &serde_json::Error) -> String {
+    let reason = without_position(error);
+    let path = path.to_string();
+    if path.is_empty() || path == "." { reason } else { format!("{path}: {reason}") }
 }
 
 /// The message without the position, which counts from the start of the document and would contradict ours.
 fn plain(error: &serde_saphyr::Error) -> String {
     let text = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
     let cut = text.rfind(" at line ").unwrap_or(text.len());
-    let text = text.get(..cut).unwrap_or(&text).trim_end_matches([':', ',', ' ']);
-    // The parser names Rust's types.
-    let is_number = |kind: &str| kind.starts_with(['i', 'u']) && kind[1..].parse::<u8>().is_ok();
-    match text.strip_prefix("invalid ") {
-        Some(kind) if is_number(kind) => "not a whole number, or out of range".to_owned(),
-        _ => text.to_owned(),
-    }
+    text.get(..cut).unwrap_or(&text).trim_end_matches([':', ',', ' ']).to_owned()
 }
 
 fn without_position(error: &serde_json::Error) -> String {
     let text = error.to_string();
-    text.rfind(" at line ").and_then(|cut| text.get(..cut)).unwrap_or(&text).to_owned()
+    let text = text.rfind(" at line ").and_then(|cut| text.get(..cut)).unwrap_or(&text);
+    // The parser names Rust's types.
+    let is_number = |kind: &str| kind.starts_with(['i', 'u']) && kind[1..].parse::<u8>().is_ok();
+    match text.rsplit_once(", expected ") {
+        Some((found, kind)) if is_number(kind) => {
+            format!("{found}, expected a whole number of {} bits", &kind[1..])
+        }
+        _ => text.to_owned(),
+    }
 }
 
 /// The fields that identify a document.
@@ -409,7 +394,7 @@ kind: List
     }
 
     #[test]
-    fn misspelt_kinds_are_told_from_those_that_a_proxy_does_not_use() {
+    fn misspelt_kinds_differ_from_those_that_a_proxy_does_not_use() {
         let text = "apiVersion: v1\nkind: Servcie\n---\napiVersion: v1\nkind: ConfigMap\n";
         let content = parse(text).expect("it is good");
         let hint = "; did you mean v1 Service?".to_owned();
@@ -438,7 +423,10 @@ kind: List
     fn errors_say_what_is_wrong_without_a_second_position() {
         let error =
             parse("apiVersion: v1\nkind: Service\nspec:\n  ports:\n  - port: many\n").expect_err("it is bad");
-        assert_eq!(error.to_string(), "line 5: spec.ports[0].port: not a whole number, or out of range");
+        assert_eq!(
+            error.to_string(),
+            "line 5: spec.ports[0].port: invalid type: string \"many\", expected a whole number of 32 bits"
+        );
         let json = parse(
             "{\"apiVersion\":\"v1\",\"kind\":\"Service\",\"spec\":{\"ports\":[{\"port\":\"eighty\"}]}}",
         );

@@ -42,7 +42,7 @@ pub use event_recorder::{EventRecorder, NewEvent, Regarding, Severity};
 pub use startup_taint::remove_startup_taint;
 
 use crate::manifest::Manifest;
-use crate::sink::Sink;
+use crate::sink::{Running, Sink};
 use reflector::Reflector;
 
 /// The source that lists and watches an API server.
@@ -79,7 +79,11 @@ impl Kubernetes {
     /// Sends all objects and then every change, until the sink is closed.
     ///
     /// No error of an API server ends this: the source reports its state and retries. Objects stay until the server reports a change.
-    pub async fn run(self, sink: Sink) {
+    pub fn run(self, sink: Sink) -> Running {
+        Box::pin(self.follow(sink))
+    }
+
+    async fn follow(self, sink: Sink) {
         tokio::join!(
             self.reflector::<manifest::Service>(&sink).run(),
             self.reflector::<manifest::EndpointSlice>(&sink).run(),

@@ -11,6 +11,9 @@ use super::{Access, AccessError, certificates, exec_plugin, server_address, trus
 /// Reads the cluster and the user of the current context; `master` replaces the server.
 pub(super) fn from_kubeconfig(path: &Path, master: Option<&str>) -> Result<Access, AccessError> {
     let problem = |problem: String| AccessError::KubeconfigContent { path: path.to_owned(), problem };
+    if is_half_a_character_short(path) {
+        return Err(problem("is UTF-16 and ends in the middle of a character; copy it again".to_owned()));
+    }
     let kubeconfig = Kubeconfig::read_from(path)
         .map_err(|source| AccessError::Kubeconfig { path: path.to_owned(), source })?;
     let (cluster, user_name, mut user) = current(&kubeconfig).map_err(problem)?;
@@ -44,6 +47,12 @@ pub(super) fn from_kubeconfig(path: &Path, master: Option<&str>) -> Result<Acces
     }
     config.auth_info = user;
     Ok(Access { config, token_file, proxy, identity, trust })
+}
+
+/// Whether the file is UTF-16 with an odd number of bytes, on which kube panics. A file that cannot be read is left to kube, which says why.
+fn is_half_a_character_short(path: &Path) -> bool {
+    let bytes = std::fs::read(path).unwrap_or_default();
+    matches!(bytes.as_slice(), [0xFF, 0xFE, ..] | [0xFE, 0xFF, ..]) && !bytes.len().is_multiple_of(2)
 }
 
 /// The cluster and user of the current context. A user that does not exist has no credentials.

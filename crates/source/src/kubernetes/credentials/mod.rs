@@ -290,6 +290,12 @@ mod tests {
             error(Access::load(Some(&path), None, &environment(folder.path())))
         };
         assert!(of_text("").ends_with("/config has no current-context"));
+        fs::write(&path, [0xFE, 0xFF, 0x00, b'a', 0x00]).expect("a file");
+        let cut_off = error(Access::load(Some(&path), None, &environment(folder.path())));
+        assert!(
+            cut_off.ends_with("is UTF-16 and ends in the middle of a character; copy it again"),
+            "{cut_off}"
+        );
         assert!(
             of_text("current-context: x").ends_with("has no context \"x\", which is its current-context")
         );
