@@ -75,11 +75,12 @@ struct connected_socket {
 	__u64 cookie;
 };
 
-/* The endpoint of a connected UDP socket. */
+/* The endpoint of a connected UDP socket. The backend tells Services apart that have the same endpoint. */
 struct datagram_peer {
 	struct address endpoint;
 	__u16 port;
-	__u16 reserved[3];
+	__u16 reserved;
+	__u32 backend;
 };
 
 /* What is remembered for a socket that sends datagrams without being connected. */

@@ -248,7 +248,11 @@ INLINE void remember_connection(struct bpf_sock_addr *ctx, struct bpf_sock *sock
 	state->destination = *destination;
 	if (ctx->protocol == IPPROTO_UDP) {
 		__u64 cookie = bpf_get_socket_cookie(ctx);
-		struct datagram_peer peer = { .endpoint = destination->endpoint, .port = destination->endpoint_port };
+		struct datagram_peer peer = {
+			.endpoint = destination->endpoint,
+			.port = destination->endpoint_port,
+			.backend = destination->backend,
+		};
 		bpf_map_update_elem(&datagram_peers, &cookie, &peer, BPF_ANY);
 		state->cookie = cookie;
 	}

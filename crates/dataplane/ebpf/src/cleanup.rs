@@ -26,6 +26,11 @@ pub fn cleanup(pin_directory: &Path) -> Result<bool, Error> {
     Ok(found)
 }
 
+/// Whether programs are pinned in a directory, by this process or another.
+pub fn is_attached(pin_directory: &Path) -> bool {
+    fs::read_dir(link_directory(pin_directory)).is_ok_and(|mut entries| entries.next().is_some())
+}
+
 /// Removes the maps of other versions and sizes, which no program uses any more.
 pub(crate) fn remove_other_maps(options: &Options) {
     let own = options.map_directory();

@@ -205,11 +205,22 @@ fn first_word(bytes: [u8; 8]) -> u32 {
     u32::from_le_bytes([a, b, c, d])
 }
 
+/// An endpoint of one pool. Services may share the address, but not the number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct PoolEndpoint {
+    /// The number of its backend.
+    pub(crate) backend: u32,
+    pub(crate) address: SocketAddr,
+}
+
 /// The endpoint in a value of the map `datagram_peers`.
-pub(crate) fn datagram_peer(value: &[u8; PEER_SIZE]) -> SocketAddr {
+pub(crate) fn datagram_peer(value: &[u8; PEER_SIZE]) -> PoolEndpoint {
     let mut address = [0; 16];
     address.copy_from_slice(&value[..16]);
-    SocketAddr::new(Ipv6Addr::from(address).to_canonical(), u16::from_be_bytes([value[16], value[17]]))
+    let [.., a, b, c, d] = *value;
+    let ip = Ipv6Addr::from(address).to_canonical();
+    let address = SocketAddr::new(ip, u16::from_be_bytes([value[16], value[17]]));
+    PoolEndpoint { backend: u32::from_ne_bytes([a, b, c, d]), address }
 }
 
 fn octets(ip: IpAddr) -> [u8; 16] {

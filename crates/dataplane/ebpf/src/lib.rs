@@ -48,7 +48,7 @@ mod stale_sockets;
 mod sys;
 
 pub use cgroup::find_cgroup_root;
-pub use cleanup::cleanup;
+pub use cleanup::{cleanup, is_attached};
 pub use counters::{PortCounts, ServiceCounters};
 pub use dataplane::Ebpf;
 pub use error::Error;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use portwarden_model::Pool;
 
-use crate::layout::{BackendCell, PoolWord, SlotCell};
+use crate::layout::{BackendCell, PoolEndpoint, PoolWord, SlotCell};
 use crate::ranges::Ranges;
 use crate::sys::{Mapping, PUBLISH};
 
@@ -39,7 +39,7 @@ pub(crate) struct Updated {
     /// Writes to maps.
     pub(crate) written: usize,
     /// Endpoints that left and to which UDP sockets may be connected.
-    pub(crate) left_with_sockets: Vec<SocketAddr>,
+    pub(crate) left_with_sockets: Vec<PoolEndpoint>,
 }
 
 /// The pools of both families.
@@ -235,11 +235,11 @@ impl Pools {
         Ok(missing.len() + total + 1)
     }
 
-    fn retire(&mut self, number: u32, now: Instant, left_with_sockets: &mut Vec<SocketAddr>) {
+    fn retire(&mut self, number: u32, now: Instant, left_with_sockets: &mut Vec<PoolEndpoint>) {
         let cell = &self.maps.backends[number as usize];
         cell.retire();
         if cell.has_datagram_sockets() {
-            left_with_sockets.push(cell.address());
+            left_with_sockets.push(PoolEndpoint { backend: number, address: cell.address() });
         }
         self.resting.push_back((now, Resting::Backend(number)));
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Instant;
 
 use portwarden_model::{Exposure, Family, NodeView, PoolKind, PortName, ProxiedPort};
@@ -12,7 +12,7 @@ use crate::adoption::{Earlier, pool_flags};
 use crate::counters::ServiceCounters;
 use crate::error::Error;
 use crate::frontends::{Wanted, wanted};
-use crate::layout::{Affinity, Key, Record};
+use crate::layout::{Affinity, Key, PoolEndpoint, Record};
 use crate::maps::{AffinityMap, ServiceMap};
 use crate::pools::{Full, Pools};
 
@@ -28,7 +28,7 @@ pub(crate) struct Tables {
     pub(crate) earlier: Earlier,
     pub(crate) next_port: u64,
     /// Endpoints that left since the last look and to which UDP sockets may be connected.
-    pub(crate) left_with_sockets: Vec<SocketAddr>,
+    pub(crate) left_with_sockets: Vec<PoolEndpoint>,
 }
 
 /// A record and the port that has written it.

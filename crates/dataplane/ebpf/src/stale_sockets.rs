@@ -14,7 +14,7 @@ use portwarden_netlink::IpFamily;
 use portwarden_netlink::sock_diag::{ConnectedSocket, SockDiag};
 use tracing::{debug, info, warn};
 
-use crate::layout::datagram_peer;
+use crate::layout::{PoolEndpoint, datagram_peer};
 use crate::maps::PeerMap;
 
 /// The thread that looks for sockets, started when it is first needed. It visits network namespaces, which the engine's thread must not.
@@ -23,7 +23,7 @@ pub(crate) struct StaleSockets {
     /// The sockets that were pointed at an endpoint. Those that were connected there directly are not among them.
     peers: Arc<PeerMap>,
     namespaces: Option<Vec<PathBuf>>,
-    worker: Option<Sender<Vec<SocketAddr>>>,
+    worker: Option<Sender<Vec<PoolEndpoint>>>,
 }
 
 impl StaleSockets {
@@ -33,7 +33,7 @@ impl StaleSockets {
     }
 
     /// Ends the sockets that are connected to these endpoints by way of a Service, soon.
-    pub(crate) fn end(&mut self, endpoints: Vec<SocketAddr>) {
+    pub(crate) fn end(&mut self, endpoints: Vec<PoolEndpoint>) {
         if endpoints.is_empty() {
             return;
         }
@@ -54,7 +54,7 @@ impl StaleSockets {
         }
     }
 
-    fn start(&self) -> std::io::Result<Sender<Vec<SocketAddr>>> {
+    fn start(&self) -> std::io::Result<Sender<Vec<PoolEndpoint>>> {
         let (sender, receiver) = channel();
         let peers = Arc::clone(&self.peers);
         let namespaces = self.namespaces.clone();
@@ -65,10 +65,10 @@ impl StaleSockets {
     }
 }
 
-fn work(receiver: &Receiver<Vec<SocketAddr>>, peers: &PeerMap, given: Option<&[PathBuf]>) {
+fn work(receiver: &Receiver<Vec<PoolEndpoint>>, peers: &PeerMap, given: Option<&[PathBuf]>) {
     while let Ok(first) = receiver.recv() {
         // One visit for all that is waiting.
-        let endpoints: HashSet<SocketAddr> = receiver.try_iter().chain([first]).flatten().collect();
+        let endpoints: HashSet<PoolEndpoint> = receiver.try_iter().chain([first]).flatten().collect();
         let files = match given {
             Some(paths) => paths.iter().filter_map(|path| File::open(path).ok()).collect(),
             None => all_namespaces(),
@@ -87,10 +87,13 @@ fn work(receiver: &Receiver<Vec<SocketAddr>>, peers: &PeerMap, given: Option<&[P
     }
 }
 
-fn end_here(endpoints: &HashSet<SocketAddr>, peers: &PeerMap) -> usize {
+fn end_here(endpoints: &HashSet<PoolEndpoint>, peers: &PeerMap) -> usize {
+    let addresses: HashSet<SocketAddr> = endpoints.iter().map(|endpoint| endpoint.address).collect();
     let stale = |socket: &ConnectedSocket| {
         let pointed = || peers.get(&socket.cookie.to_ne_bytes()).ok().flatten();
-        endpoints.contains(&socket.peer) && pointed().is_some_and(|peer| datagram_peer(&peer) == socket.peer)
+        // The same address may still serve another Service.
+        let is_stale = |peer: PoolEndpoint| peer.address == socket.peer && endpoints.contains(&peer);
+        addresses.contains(&socket.peer) && pointed().is_some_and(|peer| is_stale(datagram_peer(&peer)))
     };
     let end = || -> Result<usize, portwarden_netlink::Error> {
         let mut diag = SockDiag::open()?;

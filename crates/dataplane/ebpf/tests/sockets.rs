@@ -181,6 +181,36 @@ fn a_connected_datagram_socket_is_ended_when_its_endpoint_leaves() -> Result<()>
 }
 
 #[test]
+fn a_connected_datagram_socket_stays_when_its_endpoint_leaves_another_service() -> Result<()> {
+    let mut node = Node::new("shared")?;
+    for pod in node.topology.pods() {
+        echo(pod, 5353)?;
+    }
+    let other = service("other").cluster_ip("10.96.0.11").port(port(53).udp());
+    node.apply(dns(), "dns", &port(5353).udp(), &[0]);
+    node.apply(other, "other", &port(5353).udp(), &[0]);
+    node.sync()?;
+    let connected = |to: SocketAddr| -> Result<UdpSocket> {
+        let socket = client(node.topology.pod(2), to)?;
+        socket.connect(to)?;
+        socket.send(b"?")?;
+        socket.recv(&mut [0; 64])?;
+        Ok(socket)
+    };
+    let (leaving, staying) = (connected(targets(53)[0])?, connected("10.96.0.11:53".parse()?)?);
+    node.endpoints("dns", &port(5353).udp(), &[1]);
+    node.sync()?;
+    let error = leaving.recv(&mut [0; 64]).expect_err("nothing was sent");
+    ensure!(error.kind() == std::io::ErrorKind::ConnectionAborted, "{error}");
+    staying.send(b"?")?;
+    let mut buffer = [0; 64];
+    let length =
+        staying.recv(&mut buffer).context("the socket of a Service that did not change was ended")?;
+    ensure!(&buffer[..length] == b"pod-0");
+    Ok(())
+}
+
+#[test]
 fn ipv6_sockets_reach_ipv4_services() -> Result<()> {
     let mut node = Node::new("mapped")?;
     serve_tcp(node.topology.pod(0), 8080)?;

@@ -1,8 +1,8 @@
-//! What TCP between two pods of the same node costs: establishing a connection, a connection with one request and one response, and a request and
-//! response on a connection that is open.
+//! What TCP between two pods of the same node costs: establishing a connection (to any Service, and to one of a few that the client uses all the
+//! time), a connection with one request and one response, and a request and response on a connection that is open.
 //!
 //! All setups stand side by side, each in a node of its own, and take turns. One thread is client and server, so that everything runs within its calls
-//! and no scheduler is measured. Each connection goes to a random Service. Programs are attached to a cgroup for each setup, and this process moves into
+//! and no scheduler is measured. Programs are attached to a cgroup for each setup, and this process moves into
 //! it for its turn.
 
 use std::fs;
@@ -28,13 +28,20 @@ const SERVICES: [usize; 3] = [1, 5_000, 30_000];
 const BATCH: usize = 200;
 /// As many go first, to warm the caches that others used.
 const WARM_UP: usize = 20;
+/// The Services that a client uses all the time.
+const IN_USE: usize = 20;
 /// Connections with a request and a response in a row.
 const SHORT_BATCH: usize = 60;
 /// Requests in a row on one connection.
 const REQUEST_BATCH: usize = 200;
 
 /// What is measured.
-const MEASURES: [&str; 3] = ["connect", "connect, request, close", "request on an open connection"];
+const MEASURES: [&str; 4] = [
+    "connect to any Service",
+    "connect to one of 20 Services",
+    "connect, request, close",
+    "request on an open connection",
+];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -68,7 +75,7 @@ struct Setup {
     cgroup: PathBuf,
     pins: Option<PathBuf>,
     /// One list for each of [`MEASURES`].
-    microseconds: [Vec<f64>; 3],
+    microseconds: [Vec<f64>; 4],
 }
 
 pub(crate) fn run(effort: Effort) -> Result<()> {
@@ -80,7 +87,7 @@ pub(crate) fn run(effort: Effort) -> Result<()> {
         }
     }
     let rounds = effort.choose(40, 200);
-    println!("{} connections through each of {} setups, in turns", rounds * BATCH, setups.len());
+    println!("{} connections of each kind through each of {} setups, in turns", rounds * BATCH, setups.len());
     let mut dice = 0x9E37_79B9_7F4A_7C15_u64;
     for round in 0..rounds {
         // The order changes, since each leaves its own data in the caches.
@@ -148,14 +155,16 @@ impl Setup {
     fn run(&mut self, dice: &mut u64) -> Result<()> {
         fs::write(self.cgroup.join("cgroup.procs"), "0").context("cannot move into the cgroup")?;
         let _inside = self.topology.pod(0).namespace().enter()?;
-        let mut target = || {
+        let mut random = |below: usize| {
             *dice ^= *dice << 13;
             *dice ^= *dice >> 7;
             *dice ^= *dice << 17;
-            let index = usize::try_from(*dice >> 32).unwrap_or(0) % self.targets.len();
-            SockaddrStorage::from(self.targets[index])
+            usize::try_from(*dice >> 32).unwrap_or(0) % below
         };
-        let [connects, short, requests] = &mut self.microseconds;
+        let targets = &self.targets;
+        let in_use: Vec<_> = (0..IN_USE).map(|_| targets[random(targets.len())].into()).collect();
+        let mut target = || SockaddrStorage::from(targets[random(targets.len())]);
+        let [connects, repeated, short, requests] = &mut self.microseconds;
         for _ in 0..WARM_UP {
             connect_once(&target())?;
         }
@@ -163,9 +172,19 @@ impl Setup {
             let (_, took) = connect_once(&target())?;
             connects.push(took);
         }
-        for listener in &self.listeners {
-            while listener.accept().is_ok() {}
+        drain(&self.listeners);
+        for to in &in_use {
+            connect_once(to)?;
         }
+        for _ in 0..BATCH / IN_USE {
+            // All of them may go to the same pod.
+            drain(&self.listeners);
+            for to in &in_use {
+                let (_, took) = connect_once(to)?;
+                repeated.push(took);
+            }
+        }
+        drain(&self.listeners);
         for _ in 0..SHORT_BATCH {
             let to = target();
             let started = Instant::now();
@@ -194,6 +213,13 @@ fn connect_once(to: &SockaddrStorage) -> Result<(OwnedFd, f64)> {
     Ok((descriptor, started.elapsed().as_secs_f64() * 1e6))
 }
 
+/// Closes the other ends of all connections so far.
+fn drain(listeners: &[TcpListener]) {
+    for listener in listeners {
+        while listener.accept().is_ok() {}
+    }
+}
+
 /// The other end of a connection that was just made.
 fn accept(listeners: &[TcpListener]) -> Result<TcpStream> {
     let deadline = Instant::now() + Duration::from_secs(5);
@@ -218,7 +244,7 @@ fn exchange(client: &mut TcpStream, server: &mut TcpStream) -> Result<()> {
 }
 
 /// A row of the table: percentiles of each measure.
-type Figures = (Kind, usize, [[f64; 2]; 3]);
+type Figures = (Kind, usize, [[f64; 2]; 4]);
 
 fn print(setups: &mut [Setup]) {
     let figures: Vec<Figures> = setups

@@ -10,7 +10,7 @@ mod connect;
 mod updates;
 
 use anyhow::{Result, bail};
-use portwarden_model::build::{ToEvent, endpoint, node, port, service, slice};
+use portwarden_model::build::{ToEvent, endpoint, node, port, service, service_cidr, slice};
 use portwarden_model::{Cluster, Event, Kind, Settings};
 
 /// How much is measured.
@@ -65,6 +65,8 @@ pub(crate) fn cluster(services: usize, endpoints: impl Fn(usize) -> Vec<String>)
     let pod_ranges = vec!["10.244.0.0/16".parse().expect("a range")];
     let mut cluster = Cluster::new(Settings { pod_ranges, ..Settings::new("node-a") });
     cluster.apply(node("node-a").ip("192.168.0.2").build().event());
+    // Every cluster has one.
+    cluster.apply(service_cidr("kubernetes", ["10.96.0.0/12"]).event());
     for number in 0..services {
         let [a, b, c, d] = cluster_ip(number);
         let name = format!("service-{number}");

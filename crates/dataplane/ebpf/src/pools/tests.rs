@@ -95,8 +95,8 @@ fn endpoints_with_connected_sockets_are_reported_when_they_leave() {
     let number = pools.numbers(pools.word(id)).next().unwrap();
     let cell = &pools.maps.backends[number as usize];
     cell.note_datagram_socket();
-    let address = cell.address();
-    assert_eq!(pools.release(id, now).left_with_sockets, [address]);
+    let left = PoolEndpoint { backend: number, address: cell.address() };
+    assert_eq!(pools.release(id, now).left_with_sockets, [left]);
 }
 
 #[test]
