@@ -57,7 +57,7 @@ fn another_masquerade_bit() {
 }
 
 #[test]
-fn pods_told_by_their_interface() {
+fn pods_recognized_by_their_interface() {
     let detect_local = DetectLocal::InterfaceNamePrefix(Name::from("veth"));
     let settings = Settings { detect_local, ..recorded_settings() };
     check("interface-prefix", &settings, &Options::default(), &VARIANTS);

@@ -62,7 +62,7 @@ fn equal_rules_stay_untouched() {
 }
 
 #[test]
-fn other_rules_of_the_reference_are_replaced() {
+fn other_rules_of_kube_proxy_are_replaced() {
     let cluster = cluster(recorded_settings(), "kube-proxy/objects.json", "kube-proxy/node.json");
     for variant in VARIANTS {
         for (family, suffix) in FAMILIES {
@@ -79,7 +79,7 @@ fn other_rules_of_the_reference_are_replaced() {
 }
 
 #[test]
-fn stale_chains_of_the_reference_go() {
+fn stale_chains_of_kube_proxy_go() {
     let empty = portwarden_model::Cluster::new(recorded_settings());
     for variant in VARIANTS {
         let tables = Tables::new("stale", variant);
@@ -135,7 +135,7 @@ fn cleanup_leaves_what_the_references_leaves() {
 }
 
 #[test]
-fn cleanup_goes_on_after_an_error_and_tells_all() {
+fn cleanup_goes_on_after_an_error_and_reports_all() {
     let cluster = cluster(recorded_settings(), "kube-proxy/objects.json", "kube-proxy/node.json");
     for variant in VARIANTS {
         let tables = Tables::new("busy", variant);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use portwarden_model::Family;
 use portwarden_netlink::Errno;
+use portwarden_netlink::error::Answer;
 use portwarden_netlink::route::{Request, Route, RouteChange, RouteMonitor, RouteNotice};
 
 use crate::error::Error;
@@ -14,22 +15,24 @@ use crate::kernel::counts_as_node_address;
 use crate::names::DEVICE;
 use crate::slots::Slots;
 
-/// Binds what is missing. Returns how many addresses were bound.
+/// Binds what is missing. Returns how many addresses were bound, and which the kernel refused: a Service may name one that no device can
+/// bear, such as a multicast address, which must cost no other Service anything.
 pub(crate) fn bind(
     route: &mut Route,
     device: u32,
     family: Family,
     slots: &mut Slots<IpAddr>,
-) -> Result<usize, Error> {
+) -> Result<(usize, Vec<(IpAddr, Answer)>), Error> {
     let missing = slots.missing();
     // Where the device towards an endpoint has no address of its own, masquerading would choose the Service address that resembles the
     // endpoint's most.
-    let written =
-        write(route, family, slots, true, |ip| Request::add_deprecated_address(device, ip, full_length(ip)))?;
+    let request = |ip| Request::add_deprecated_address(device, ip, full_length(ip));
+    let refused = write(route, family, slots, true, request)?;
     if family == Family::V6 {
-        wait_until_local(route, &missing)?;
+        let bound: Vec<IpAddr> = missing.iter().filter(|ip| slots.is_installed(ip)).copied().collect();
+        wait_until_local(route, &bound)?;
     }
-    Ok(written)
+    Ok((missing.len() - refused.len(), refused))
 }
 
 /// Waits until packets to IPv6 addresses that were just bound reach this host.
@@ -71,43 +74,51 @@ pub(crate) fn unbind(
     family: Family,
     slots: &mut Slots<IpAddr>,
 ) -> Result<usize, Error> {
-    write(route, family, slots, false, |ip| Request::delete_address(device, ip, full_length(ip)))
+    let surplus = slots.surplus().len();
+    let request = |ip| Request::delete_address(device, ip, full_length(ip));
+    match write(route, family, slots, false, request)?.into_iter().next() {
+        None => Ok(surplus),
+        Some((ip, answer)) => {
+            let request = format!("the address {ip}");
+            let source = portwarden_netlink::Error::Refused { request, answer };
+            Err(Error::Kernel { action: UNBINDING, family, source })
+        }
+    }
 }
 
+const BINDING: &str = "binding an address to kube-ipvs0";
+const UNBINDING: &str = "unbinding an address from kube-ipvs0";
+
+/// Binds or unbinds what differs. Returns what the kernel refused.
 fn write(
     route: &mut Route,
     family: Family,
     slots: &mut Slots<IpAddr>,
     add: bool,
     request: impl Fn(IpAddr) -> Request,
-) -> Result<usize, Error> {
-    let ips = if add { slots.missing() } else { slots.surplus() };
-    let action =
-        if add { "binding an address to kube-ipvs0" } else { "unbinding an address from kube-ipvs0" };
+) -> Result<Vec<(IpAddr, Answer)>, Error> {
+    let (ips, action) = if add { (slots.missing(), BINDING) } else { (slots.surplus(), UNBINDING) };
     let requests: Vec<Request> = ips.iter().map(|ip| request(*ip)).collect();
-    let refused = route.apply(&requests).map_err(|source| Error::Kernel { action, family, source })?;
+    let answers = route.apply(&requests).map_err(|source| Error::Kernel { action, family, source })?;
     let harmless = if add { Errno::EEXIST } else { Errno::EADDRNOTAVAIL };
-    let mut failure = None;
-    let mut failed = HashMap::new();
-    for (index, answer) in refused {
-        // ENXIO: the address went with the device.
-        if answer.errno != harmless && (add || answer.errno != Errno::ENXIO) {
-            failed.insert(index, ());
-            failure.get_or_insert_with(|| {
-                let ip = ips.get(index).map(ToString::to_string).unwrap_or_default();
-                portwarden_netlink::Error::Refused { request: format!("the address {ip}"), answer }
-            });
+    // ENXIO: the address went with the device.
+    let serious = |answer: &Answer| answer.errno != harmless && (add || answer.errno != Errno::ENXIO);
+    let mut refused: HashMap<usize, Answer> =
+        answers.into_iter().filter(|(_, answer)| serious(answer)).collect();
+    let mut failed = Vec::new();
+    for (index, ip) in ips.into_iter().enumerate() {
+        match refused.remove(&index) {
+            // The device is gone, which is no fault of the address; a look at everything creates it again.
+            Some(answer) if answer.errno == Errno::ENODEV => {
+                let source =
+                    portwarden_netlink::Error::Refused { request: format!("the address {ip}"), answer };
+                return Err(Error::Kernel { action, family, source });
+            }
+            Some(answer) => failed.push((ip, answer)),
+            None => slots.acknowledge(ip, add),
         }
     }
-    for (index, ip) in ips.iter().enumerate() {
-        if !failed.contains_key(&index) {
-            slots.acknowledge(*ip, add);
-        }
-    }
-    match failure {
-        Some(source) => Err(Error::Kernel { action, family, source }),
-        None => Ok(ips.len()),
-    }
+    Ok(failed)
 }
 
 fn full_length(ip: IpAddr) -> u8 {

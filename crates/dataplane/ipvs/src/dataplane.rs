@@ -1,6 +1,6 @@
 //! The dataplane: what a sync does, and in which order.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -9,6 +9,7 @@ use portwarden_model::{
     Changes, Count, Dataplane, Desired, Family, NamespacedName, Notification, PerFamily, RefusedService,
     Report, SyncError,
 };
+use portwarden_netlink::error::Answer;
 use portwarden_netlink::ipset::{Entry, Operation, Sets};
 use portwarden_netlink::route::RouteMonitor;
 use portwarden_xtables::Programs;
@@ -356,11 +357,14 @@ impl Step<'_> {
             for entry in entries.iter().filter(|entry| !failed.contains(*entry)) {
                 self.state.wanted.entries.acknowledge((*set, *entry), operation == Operation::Add);
             }
-            for (entry, answer) in refused {
+            if failed.is_empty() {
+                continue;
+            }
+            let answers: HashMap<Entry, Answer> = refused.into_iter().collect();
+            for (service, entry) in self.state.wanted.owners_of_entries(*set, &failed) {
+                let Some(answer) = answers.get(&entry) else { continue };
                 let reason = format!("the kernel refused the entry {entry} of the ipset {name}: {answer}");
-                for service in self.state.wanted.owners_of_entry(*set, &entry) {
-                    self.report.refused.push(RefusedService { service, reason: reason.clone() });
-                }
+                self.report.refused.push(RefusedService { service, reason });
             }
         }
         Ok(())
@@ -382,7 +386,15 @@ impl Step<'_> {
         self.report.refused.extend(refused);
         result?;
         let addresses = &mut self.state.wanted.addresses;
-        self.report.written += addresses::bind(&mut self.kernel.route, self.device, family, addresses)?;
+        let (bound, refused) = addresses::bind(&mut self.kernel.route, self.device, family, addresses)?;
+        self.report.written += bound;
+        for (ip, answer) in refused {
+            let reason = format!("the kernel refused the address {ip} on {DEVICE}: {answer}");
+            let owners = self.state.wanted.owners_of_address(ip).into_iter();
+            self.report
+                .refused
+                .extend(owners.map(|service| RefusedService { service, reason: reason.clone() }));
+        }
         let mut writer = self.writer();
         let result = writer.delete();
         self.report.written += writer.written;

@@ -47,6 +47,12 @@ pub fn wanted_sysctls(release: &str, strict_arp: bool) -> Vec<Sysctl> {
 pub fn apply_sysctls(proc: &Path, strict_arp: bool) -> Result<(), Error> {
     let sys = proc.join("sys");
     let release = fs::read_to_string(sys.join("kernel/osrelease")).unwrap_or_default();
+    if lacks_conn_reuse_mode(&release) {
+        tracing::error!(
+            release = release.trim(),
+            "Cannot set net/ipv4/vs/conn_reuse_mode: it exists since Linux 4.1. A client that reuses a source port can reach an endpoint that is being removed; upgrade the kernel"
+        );
+    }
     for Sysctl { name, value } in wanted_sysctls(&release, strict_arp) {
         let path = sys.join(name);
         let failed = |source| Error::Sysctl { name, value, source };
@@ -56,6 +62,12 @@ pub fn apply_sysctls(proc: &Path, strict_arp: bool) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// Whether a kernel has no setting for connections whose source port is reused. One whose release cannot be read is not judged.
+fn lacks_conn_reuse_mode(release: &str) -> bool {
+    let version = version(release);
+    version != (0, 0) && version < (4, 1)
 }
 
 /// Makes the kernel load IPVS, where it is a module.
@@ -145,6 +157,15 @@ mod tests {
             let found =
                 wanted_sysctls(release, false).iter().any(|sysctl| sysctl.name.ends_with("conn_reuse_mode"));
             assert_eq!(found, expected, "{release}");
+        }
+    }
+
+    #[test]
+    fn only_kernels_that_are_known_to_be_old_are_reported() {
+        for (release, expected) in
+            [("3.10.0-1160.el7", true), ("4.0.9", true), ("4.1.0", false), ("6.1.176", false), ("", false)]
+        {
+            assert_eq!(lacks_conn_reuse_mode(release), expected, "{release}");
         }
     }
 

@@ -50,9 +50,25 @@ impl Wanted {
         self.plans.keys()
     }
 
-    /// The Services that want an entry.
-    pub(crate) fn owners_of_entry(&self, set: SetId, entry: &Entry) -> Vec<NamespacedName> {
-        let wants = |plan: &ServicePlan| plan.entries.contains(&(set, *entry));
+    /// Which Services want which of these entries of a set. One look at all plans, however many entries there are.
+    pub(crate) fn owners_of_entries(
+        &self,
+        set: SetId,
+        entries: &HashSet<Entry>,
+    ) -> Vec<(NamespacedName, Entry)> {
+        let mut owners = Vec::new();
+        for (name, plan) in &self.plans {
+            let of_addresses = plan.addresses.iter().map(|ip| (SetId::IpvsIps, Entry::Ip(*ip)));
+            let wanted = plan.entries.iter().copied().chain(of_addresses);
+            let found = wanted.filter(|(of, entry)| *of == set && entries.contains(entry));
+            owners.extend(found.map(|(_, entry)| (name.clone(), entry)));
+        }
+        owners
+    }
+
+    /// The Services that want an address on our device.
+    pub(crate) fn owners_of_address(&self, ip: IpAddr) -> Vec<NamespacedName> {
+        let wants = |plan: &ServicePlan| plan.addresses.contains(&ip);
         self.plans.iter().filter(|(_, plan)| wants(plan)).map(|(name, _)| name.clone()).collect()
     }
 

@@ -175,6 +175,11 @@ impl Node {
         self.namespace.command(program).args(["-t", table]).run()
     }
 
+    /// What the program `ipset` shows of a set.
+    pub fn set(&self, name: &str) -> Result<String> {
+        self.namespace.command("ipset").args(["list", name]).run()
+    }
+
     pub fn ip(&self, arguments: &str) -> Result<String> {
         self.namespace.command("ip").args(arguments.split(' ')).run()
     }
