@@ -19,11 +19,13 @@
 //! | node ports on 127.0.0.1 and ::1 beside mode nftables | `loopback.rs` |
 //! | TCP listeners, the address they are on | `dataplane/sockets.rs` |
 //! | listeners that go from process to process | `core/handover.rs` |
-//! | threads that move bytes, draining | `core/workers.rs` |
+//! | threads that move bytes, which of them has a connection, draining | `core/workers.rs` |
 //! | accepting, limits, exhausted descriptors | `core/accept.rs`, `core/limits.rs` |
-//! | which endpoint, session affinity | `core/balancer.rs` |
+//! | which endpoint, session affinity, dials in flight | `core/balancer.rs` |
 //! | attempts and their timeouts | `core/dial.rs` |
-//! | copying, `splice(2)`, half-close, resets | `core/relay.rs`, `core/pipe.rs` |
+//! | half-close, resets, keep-alive | `core/relay.rs` |
+//! | copying, `splice(2)` | `core/relay/direction.rs`, `core/pipe.rs` |
+//! | what may happen a few seconds late | `core/clock.rs` |
 //! | what is counted | `core/counters.rs` |
 
 mod core;

@@ -18,6 +18,7 @@ use tracing::{debug, error, trace};
 use crate::core::{
     Counters, Drain, Limits, Listener, Route, Router, Shared, Sharing, Target, Workers, listen,
 };
+use crate::dataplane::DIALS_PER_ENDPOINT;
 
 /// kube-proxy's gauge of open listeners, without prefix.
 pub const LISTENERS: &str = "nftables_localhost_nodeport_listeners";
@@ -63,7 +64,12 @@ impl LoopbackProxy {
     pub fn new() -> io::Result<Self> {
         let limits = Limits::new(CONNECTIONS, CONNECTIONS_OF_ONE_SERVICE);
         let workers = Workers::start_some(1, &limits, DRAIN, &Drain::default())?;
-        let shared = Arc::new(Shared { limits, counters: Arc::default(), mark: None });
+        let shared = Arc::new(Shared {
+            limits,
+            counters: Arc::default(),
+            mark: None,
+            dials_per_endpoint: DIALS_PER_ENDPOINT,
+        });
         Ok(LoopbackProxy {
             shared,
             workers,
@@ -102,15 +108,15 @@ impl LoopbackProxy {
     }
 
     /// Opens a port, or changes where its connections go. Returns whether it was opened.
-    fn open(&mut self, family: Family, wanted: &Wanted<'_>) -> io::Result<bool> {
+    fn open(&mut self, family: Family, wanted: &Wanted<'_>, now: Instant) -> io::Result<bool> {
         let Wanted { port, node_port, pool } = *wanted;
         let ports = self.services.entry((family, port.name.service.clone())).or_default();
         if let Some(open) = ports.get(&node_port) {
-            open.target.balancer.update(port);
+            open.target.balancer.update(port, now);
             return Ok(false);
         }
         let socket = listen(SocketAddr::new(family.loopback(), node_port), Sharing::Existing)?;
-        let target = Arc::new(Target::new(port, &self.shared.counters));
+        let target = Arc::new(Target::new(port, &self.shared.counters, now));
         let fixed = Arc::new(Fixed { target, pool, family });
         let listener = Listener::start(
             (self.workers.all(), self.workers.next()),
@@ -153,7 +159,7 @@ impl Dataplane for LoopbackProxy {
         &Family::BOTH
     }
 
-    fn sync(&mut self, desired: &Desired, changes: &Changes, _now: Instant) -> Result<Report, SyncError> {
+    fn sync(&mut self, desired: &Desired, changes: &Changes, now: Instant) -> Result<Report, SyncError> {
         let family = desired.family;
         let served = desired.node.loopback_node_ports == LoopbackNodePorts::Named;
         let wanted: Vec<(NamespacedName, Vec<Wanted<'_>>)> = self
@@ -170,7 +176,7 @@ impl Dataplane for LoopbackProxy {
         }
         let mut failures = 0;
         for wanted in wanted.iter().flat_map(|(_, ports)| ports) {
-            match self.open(family, wanted) {
+            match self.open(family, wanted, now) {
                 Ok(opened) => report.written += usize::from(opened),
                 Err(problem) => {
                     failures += 1;

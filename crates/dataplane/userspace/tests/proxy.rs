@@ -98,9 +98,7 @@ fn a_reset_is_passed_on_as_a_reset() -> Result<()> {
 fn a_silent_endpoint_delays_nobody_else() -> Result<()> {
     on_node(|namespace| {
         echo("10.244.0.10:8080", b'a')?;
-        let rules = "add table ip silence; add chain ip silence input { type filter hook input priority 0; }; \
-                     add rule ip silence input ip daddr 10.244.0.12 tcp dport 8080 drop";
-        namespace.command("nft").args([rules]).run()?;
+        silence(namespace, "10.244.0.12")?;
         let (mut node, counters) = start(|_| {})?;
         node.apply(web("TCP", &["10.244.0.10", "10.244.0.12"]))?;
         node.apply(service_with("silent", "10.96.0.11", port(80), port(8080), &["10.244.0.12"]))?;
@@ -118,6 +116,108 @@ fn a_silent_endpoint_delays_nobody_else() -> Result<()> {
         ensure!(outcome.is_none(), "reset after the last attempt");
         ensure!(counted(&counters, "service_connections_unanswered_total") == 1);
         Ok(())
+    })
+}
+
+/// Leaves packets to this endpoint without an answer.
+fn silence(namespace: &Namespace, endpoint: &str) -> Result<()> {
+    let rules = format!(
+        "add table ip silence; add chain ip silence input {{ type filter hook input priority 0; }}; \
+         add rule ip silence input ip daddr {endpoint} tcp dport 8080 drop"
+    );
+    namespace.command("nft").args([rules]).run().map(drop)
+}
+
+/// Connections to this endpoint that wait for its answer.
+fn dials_in_flight(endpoint: &str) -> Result<usize> {
+    const SYN_SENT: &str = "02";
+    let address: std::net::Ipv4Addr = endpoint.parse()?;
+    let remote = format!("{:08X}:1F90", address.to_bits().to_be());
+    let table = std::fs::read_to_string("/proc/thread-self/net/tcp")?;
+    let fields = table.lines().map(|line| line.split_ascii_whitespace().collect::<Vec<_>>());
+    Ok(fields.filter(|f| f.get(2) == Some(&&*remote) && f.get(3) == Some(&SYN_SENT)).count())
+}
+
+#[test]
+fn a_silent_endpoint_gets_no_more_dials_than_it_may_have() -> Result<()> {
+    on_node(|namespace| {
+        echo("10.244.0.10:8080", b'a')?;
+        silence(namespace, "10.244.0.12")?;
+        let (mut node, counters) = start(|options| options.dials_per_endpoint = 3)?;
+        node.apply(web("TCP", &["10.244.0.10"]))?;
+        node.apply(service_with("silent", "10.96.0.11", port(80), port(8080), &["10.244.0.12"]))?;
+        let waiting = SocketAddr::new("10.96.0.11".parse()?, 80);
+        let mut clients = (0..10).map(|_| connect(waiting)).collect::<std::io::Result<Vec<_>>>()?;
+        wait_until("all of them to be accepted", || {
+            Ok(counted(&counters, "service_connections_active") == 10)
+        })?;
+        wait_until("dials", || Ok(dials_in_flight("10.244.0.12")? > 0))?;
+        for _ in 0..10 {
+            let dials = dials_in_flight("10.244.0.12")?;
+            ensure!(dials <= 3, "{dials} dials");
+            ensure!(ask(service()) == Some(b'a'), "other Services do not wait");
+        }
+        for client in &mut clients {
+            ensure!(letter(client).is_none(), "reset after the last attempt");
+        }
+        let limited = counters
+            .read()
+            .into_iter()
+            .find(|one| one.metric == "dials_total" && one.labels.iter().any(|(_, value)| value == "limit"));
+        ensure!(limited.is_some_and(|one| one.value > 0), "some waited in vain for their turn");
+        Ok(())
+    })
+}
+
+/// How often the kernel of this namespace sent an acknowledgement only because time was up.
+fn delayed_acknowledgements() -> Result<u64> {
+    let table = std::fs::read_to_string("/proc/thread-self/net/netstat")?;
+    let mut lines = table.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
+    let (names, values) = lines.next().zip(lines.next()).context("TcpExt")?;
+    let found = names.split(' ').zip(values.split(' ')).find(|(name, _)| *name == "DelayedACKs");
+    Ok(found.context("DelayedACKs")?.1.parse()?)
+}
+
+#[test]
+fn an_endpoint_that_speaks_first_does_not_wait_for_the_handshake() -> Result<()> {
+    on_node(|_| {
+        echo("10.244.0.10:8080", b'a')?;
+        let (mut node, _) = start(|_| {})?;
+        node.apply(web("TCP", &["10.244.0.10"]))?;
+        let before = delayed_acknowledgements()?;
+        for _ in 0..20 {
+            ensure!(ask(service()) == Some(b'a'));
+        }
+        let delayed = delayed_acknowledgements()? - before;
+        // A busy machine may be the reason for a few.
+        ensure!(delayed < 20, "{delayed} of 20 handshakes waited for the kernel's timer");
+        Ok(())
+    })
+}
+
+#[test]
+fn connections_that_last_lose_no_byte_when_they_change_threads() -> Result<()> {
+    on_node(|_| {
+        echo("10.244.0.10:8080", b'a')?;
+        let (mut node, counters) = start(|_| {})?;
+        node.apply(web("TCP", &["10.244.0.10"]))?;
+        let mut streams = (0..32).map(|_| connect(service())).collect::<std::io::Result<Vec<_>>>()?;
+        for stream in &mut streams {
+            ensure!(letter(stream) == Some(b'a'));
+        }
+        for round in 0..40 {
+            for stream in &mut streams {
+                stream.write_all(&[round; 100])?;
+            }
+            for stream in &mut streams {
+                let mut received = [0; 100];
+                stream.read_exact(&mut received)?;
+                ensure!(received == [round; 100]);
+            }
+        }
+        ensure!(counted(&counters, "connections_active") == 32);
+        drop(streams);
+        wait_until("all of them to end", || Ok(counted(&counters, "connections_active") == 0))
     })
 }
 
@@ -298,14 +398,15 @@ fn a_udp_session_that_waits_for_its_first_reply_is_not_cut() -> Result<()> {
                 let _ = server.send_to(&buffer[..length], from);
             }
         });
-        let (mut node, _) = start(|_| {})?;
+        let (mut node, counters) = start(|_| {})?;
         node.apply(web("UDP", &["10.244.0.10"]))?;
         let client = UdpSocket::bind((NODE, 0))?;
         client.set_read_timeout(Some(TIMEOUT))?;
         client.send_to(b"slow", service())?;
+        wait_until("a session", || Ok(counted(&counters, "udp_clients") == 1))?;
         let mut buffer = [0; 16];
         let (length, from) = client.recv_from(&mut buffer)?;
         ensure!(from == service() && &buffer[..length] == b"slow");
-        Ok(())
+        wait_until("the session to end when idle", || Ok(counted(&counters, "udp_clients") == 0))
     })
 }

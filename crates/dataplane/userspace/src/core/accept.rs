@@ -1,10 +1,11 @@
 //! Accepting connections: one task accepts and never waits for an endpoint, one task serves each connection.
 
+use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener as StdListener};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use portwarden_model::{PoolKind, PortName, ProxiedPort};
@@ -16,9 +17,9 @@ use tracing::{debug, trace, warn};
 use super::balancer::Balancer;
 use super::counters::{Counters, Open, ServiceCounters};
 use super::dial::dial;
-use super::limits::Limits;
-use super::relay::Relay;
-use super::workers::{Busy, Worker, choose};
+use super::limits::{Limits, Served};
+use super::relay::{Parked, Relay, Step};
+use super::workers::{Busy, Worker, choose, choose_lasting};
 
 /// How long accepting pauses when no descriptor is left: it doubles from the first to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -33,10 +34,10 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    pub(crate) fn new(port: &ProxiedPort, counters: &Counters) -> Self {
+    pub(crate) fn new(port: &ProxiedPort, counters: &Arc<Counters>, now: Instant) -> Self {
         Target {
             name: port.name.clone(),
-            balancer: Balancer::new(port),
+            balancer: Balancer::new(port, counters, now),
             counters: counters.service(&port.name.service),
         }
     }
@@ -64,6 +65,8 @@ pub(crate) struct Shared {
     pub(crate) counters: Arc<Counters>,
     /// The mark of connections to endpoints.
     pub(crate) mark: Option<u32>,
+    /// How many dials one endpoint of a service port may have in flight.
+    pub(crate) dials_per_endpoint: u32,
 }
 
 /// An open port, closed when this is dropped. Its connections go on.
@@ -136,54 +139,136 @@ impl<R: Router> Acceptor<R> {
 
     /// Starts a task for a connection, on the worker that should have it.
     fn serve(&self, stream: TcpStream, peer: SocketAddr, room: OwnedSemaphorePermit) {
-        let (router, shared) = (Arc::clone(&self.router), Arc::clone(&self.shared));
         let chosen = choose(&self.workers, self.own);
         let worker = &self.workers[chosen];
-        let place = (room, worker.enter());
+        let accepted = Accepted {
+            peer,
+            shared: Arc::clone(&self.shared),
+            workers: Arc::clone(&self.workers),
+            worker: chosen,
+            _room: room,
+            busy: worker.enter(),
+        };
+        let router = Arc::clone(&self.router);
         if chosen == self.own {
-            tokio::spawn(serve(stream, peer, router, shared, place));
+            tokio::spawn(serve(stream, router, accepted));
             return;
         }
         let Ok(stream) = stream.into_std() else { return };
         worker.handle.spawn(async move {
             match TcpStream::from_std(stream) {
-                Ok(stream) => serve(stream, peer, router, shared, place).await,
+                Ok(stream) => serve(stream, router, accepted).await,
                 Err(error) => debug!(err = %error, "Cannot hand a connection over to another thread"),
             }
         });
     }
 }
 
-/// Serves one connection from its first byte to its last.
-async fn serve(
-    stream: TcpStream,
+/// A connection from a client.
+struct Accepted {
     peer: SocketAddr,
-    router: Arc<impl Router>,
     shared: Arc<Shared>,
-    _place: (OwnedSemaphorePermit, Busy),
-) {
-    let counters = &*shared.counters;
-    let Some(Route { target, pool, client }) = router.route(&stream, peer) else {
+    workers: Arc<[Worker]>,
+    /// Which of them has it.
+    worker: usize,
+    _room: OwnedSemaphorePermit,
+    busy: Busy,
+}
+
+/// A connection with both its ends.
+struct Connection {
+    accepted: Accepted,
+    target: Arc<Target>,
+    endpoint: SocketAddr,
+    _served: Served,
+    _open: Open,
+}
+
+/// Serves one connection from its first byte to its last.
+fn serve(
+    stream: TcpStream,
+    router: Arc<impl Router>,
+    accepted: Accepted,
+) -> impl Future<Output = ()> + Send + 'static {
+    // On the heap: dialling takes more memory than copying, and must not hold it while the connection lasts.
+    let connecting = Box::pin(connect(stream, router, accepted));
+    async {
+        let Some((mut connection, mut relay)) = connecting.await else { return };
+        let step = connection.copy(&mut relay).await;
+        let Step::Lasting = step else { return connection.ended(&step) };
+        let Accepted { workers, worker, .. } = &connection.accepted;
+        let chosen = choose_lasting(workers, *worker);
+        let lasting = workers[chosen].keep();
+        if chosen == *worker {
+            let step = connection.copy(&mut relay).await;
+            drop(lasting);
+            return connection.ended(&step);
+        }
+        let workers = Arc::clone(workers);
+        match relay.park() {
+            Ok(parked) => {
+                connection.accepted.worker = chosen;
+                connection.accepted.busy = workers[chosen].enter();
+                workers[chosen].handle.spawn(go_on(connection, parked, lasting));
+            }
+            Err(error) => connection.ended(&Step::Ended(Err(error))),
+        }
+    }
+}
+
+/// Finds out where a connection goes, and dials; `None` if it was reset.
+async fn connect(
+    stream: TcpStream,
+    router: Arc<impl Router>,
+    accepted: Accepted,
+) -> Option<(Connection, Relay)> {
+    let Accepted { peer, shared, .. } = &accepted;
+    let counters = &shared.counters;
+    let Some(Route { target, pool, client }) = router.route(&stream, *peer) else {
         counters.not_redirected.increment();
-        return reset(&stream);
+        reset(&stream);
+        return None;
     };
     if target.counters.active.get() >= shared.limits.per_service() {
         counters.over_limit.increment();
-        return reset(&stream);
+        reset(&stream);
+        return None;
     }
-    let _served = shared.limits.serve();
-    let _open = Open::new(counters, &target.counters);
-    let Some((endpoint, address)) = dial(&target, pool, client, shared.mark, counters).await else {
+    let (served, open) = (shared.limits.serve(), Open::new(counters, &target.counters));
+    let Some((endpoint, address)) = dial(&target, pool, client, shared).await else {
         debug!(service = %target.name, client = %peer, "No endpoint answers");
         counters.unanswered.increment();
         target.counters.unanswered.increment();
-        return reset(&stream);
+        reset(&stream);
+        return None;
     };
-    let relay = Relay::new(stream, endpoint, &counters.bytes_to_endpoints, &counters.bytes_to_clients);
-    match relay.await {
-        Ok(()) => trace!(service = %target.name, client = %peer, endpoint = %address, "A connection ended"),
-        Err(error) => {
-            trace!(service = %target.name, client = %peer, endpoint = %address, err = %error, "A connection was reset");
+    let connection = Connection { accepted, target, endpoint: address, _served: served, _open: open };
+    Some((connection, Relay::new(stream, endpoint)))
+}
+
+/// Copies to the end, on the worker that this is spawned on.
+async fn go_on(connection: Connection, parked: Parked, _lasting: Busy) {
+    let step = match parked.resume() {
+        Ok(mut relay) => connection.copy(&mut relay).await,
+        Err(error) => Step::Ended(Err(error)),
+    };
+    connection.ended(&step);
+}
+
+impl Connection {
+    /// Copies bytes until there is something to report.
+    fn copy(&self, relay: &mut Relay) -> impl Future<Output = Step> {
+        let counters = &*self.accepted.shared.counters;
+        poll_fn(move |cx| relay.poll(cx, counters))
+    }
+
+    fn ended(&self, step: &Step) {
+        let Connection { accepted: Accepted { peer, .. }, target, endpoint, .. } = self;
+        match step {
+            Step::Ended(Err(error)) => {
+                trace!(service = %target.name, client = %peer, %endpoint, err = %error, "A connection was reset");
+            }
+            _ => trace!(service = %target.name, client = %peer, %endpoint, "A connection ended"),
         }
     }
 }

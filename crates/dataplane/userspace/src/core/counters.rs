@@ -23,6 +23,15 @@ impl Number {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// One of the things that it counts has changed from `before` to `after`.
+    pub(crate) fn correct(&self, before: usize, after: usize) {
+        if after >= before {
+            self.add((after - before) as u64);
+        } else {
+            self.0.fetch_sub((before - after) as u64, Ordering::Relaxed);
+        }
+    }
+
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -38,6 +47,8 @@ pub struct Counters {
     pub(crate) dial_refused: Number,
     pub(crate) dial_timeout: Number,
     pub(crate) dial_failed: Number,
+    /// Attempts that waited in vain for dials to the same endpoint to end.
+    pub(crate) dial_limited: Number,
     /// Attempts after the first one of a connection.
     pub(crate) retries: Number,
     /// Connections for which no endpoint answered.
@@ -50,6 +61,10 @@ pub struct Counters {
     pub(crate) not_redirected: Number,
     /// Times that accepting paused because no descriptor was left.
     pub(crate) exhausted: Number,
+    /// UDP sessions that are open now.
+    pub(crate) udp_clients: Number,
+    /// Clients that session affinity remembers.
+    pub(crate) affinity_records: Number,
     services: Mutex<BTreeMap<NamespacedName, Arc<ServiceCounters>>>,
 }
 
@@ -97,12 +112,25 @@ impl Counters {
             all.push(Snapshot { metric, help, labels, value: number.get() });
         };
         push("connections_active", "Connections and UDP sessions that are open", vec![], &self.active);
+        push(
+            "udp_clients",
+            "UDP sessions that are open, each of one client address and port",
+            vec![],
+            &self.udp_clients,
+        );
+        push(
+            "affinity_records",
+            "Clients that session affinity remembers, some of them a while longer than it keeps them",
+            vec![],
+            &self.affinity_records,
+        );
         push("connections_total", "Connections and UDP sessions that were accepted", vec![], &self.accepted);
         for (result, number) in [
             ("ok", &self.dialled),
             ("refused", &self.dial_refused),
             ("timeout", &self.dial_timeout),
             ("error", &self.dial_failed),
+            ("limit", &self.dial_limited),
         ] {
             push(
                 "dials_total",
@@ -174,21 +202,63 @@ impl Counters {
 }
 
 /// A connection or UDP session that is counted as long as it is open.
-pub(crate) struct Open<'a>(&'a Counters, &'a ServiceCounters);
+pub(crate) struct Open(Arc<Counters>, Arc<ServiceCounters>);
 
-impl<'a> Open<'a> {
-    pub(crate) fn new(all: &'a Counters, service: &'a ServiceCounters) -> Self {
+impl Open {
+    pub(crate) fn new(all: &Arc<Counters>, service: &Arc<ServiceCounters>) -> Self {
         all.accepted.increment();
         all.active.increment();
         service.accepted.increment();
         service.active.increment();
-        Open(all, service)
+        Open(Arc::clone(all), Arc::clone(service))
     }
 }
 
-impl Drop for Open<'_> {
+impl Drop for Open {
     fn drop(&mut self) {
         self.0.active.decrement();
         self.1.active.decrement();
+    }
+}
+
+/// One more for as long as this lives.
+pub(crate) struct Counted<'a>(&'a Number);
+
+impl<'a> Counted<'a> {
+    pub(crate) fn new(number: &'a Number) -> Self {
+        number.increment();
+        Counted(number)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.decrement();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_metric_is_in_the_documentation() {
+        let counters = Counters::default();
+        let _service = counters.service(&NamespacedName::new("demo", "web"));
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/userspace.md");
+        let text = std::fs::read_to_string(file).expect("docs/userspace.md");
+        let (_, section) = text.split_once("\n## Metrics\n").expect("a section about metrics");
+        let section = section.split_once("\n## ").map_or(section, |(section, _)| section);
+        let named = |word: &str| section.contains(&format!("`{word}`"));
+        for Snapshot { metric, labels, .. } in counters.read() {
+            assert!(
+                named(metric) || section.contains(&format!("`{metric}{{")),
+                "docs/userspace.md lacks {metric}"
+            );
+            let fixed = labels.iter().filter(|(name, _)| !matches!(*name, "namespace" | "service"));
+            for (name, value) in fixed {
+                assert!(named(value), "docs/userspace.md lacks {name}={value:?} of {metric}");
+            }
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 mod accept;
 mod balancer;
+mod clock;
 mod counters;
 mod datagrams;
 mod dial;

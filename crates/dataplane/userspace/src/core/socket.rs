@@ -10,6 +10,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{
     self, AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, setsockopt, sockopt,
 };
+use rustix::net::sockopt::set_tcp_quickack;
 use tokio::net::{TcpStream, UdpSocket};
 
 /// Seconds without a byte until the kernel checks whether a peer is still there, and between two such checks.
@@ -35,7 +36,8 @@ pub(crate) enum Sharing {
 /// With `SO_REUSEPORT`, each worker has a socket of its own, and the next process can listen before this one ends.
 pub(crate) fn listen(address: SocketAddr, sharing: Sharing) -> io::Result<StdListener> {
     let socket = bind(address, SockType::Stream, sharing)?;
-    tune(&socket)?;
+    setsockopt(&socket, sockopt::TcpNoDelay, &true)?;
+    keep_alive(&socket)?;
     socket::listen(&socket, Backlog::new(BACKLOG)?)?;
     Ok(StdListener::from(socket))
 }
@@ -66,12 +68,14 @@ fn bind(address: SocketAddr, kind: SockType, sharing: Sharing) -> io::Result<Own
     Ok(socket)
 }
 
-/// Starts to connect to an endpoint. `mark` keeps our own rules from redirecting the connection back to us.
+/// Starts to connect to an endpoint. Small messages will leave at once. `mark` keeps our own rules from redirecting the connection back to us.
 pub(crate) fn start_connecting(to: SocketAddr, mark: Option<u32>) -> io::Result<TcpStream> {
     let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let socket = socket::socket(family, SockType::Stream, flags, None)?;
-    tune(&socket)?;
+    setsockopt(&socket, sockopt::TcpNoDelay, &true)?;
+    // The last packet of the handshake waits for the first bytes; see `acknowledge_now`. If that fails, it goes out by itself.
+    let _ = set_tcp_quickack(&socket, false);
     if let Some(mark) = mark {
         setsockopt(&socket, sockopt::Mark, &mark)?;
     }
@@ -93,9 +97,13 @@ pub(crate) fn dialler_udp(to: SocketAddr, mark: Option<u32>) -> io::Result<UdpSo
     UdpSocket::from_std(socket)
 }
 
-/// Small messages leave at once, and a peer that vanished does not hold its place for ever.
-fn tune(socket: &impl AsFd) -> nix::Result<()> {
-    setsockopt(socket, sockopt::TcpNoDelay, &true)?;
+/// Completes the handshake with an endpoint for which there are no bytes yet: it may be the one that speaks first.
+pub(crate) fn acknowledge_now(socket: &impl AsFd) -> io::Result<()> {
+    Ok(set_tcp_quickack(socket, true)?)
+}
+
+/// A peer that vanished does not hold its place for ever.
+pub(crate) fn keep_alive(socket: &impl AsFd) -> nix::Result<()> {
     setsockopt(socket, sockopt::KeepAlive, &true)?;
     setsockopt(socket, sockopt::TcpKeepIdle, &KEEP_ALIVE)?;
     setsockopt(socket, sockopt::TcpKeepInterval, &KEEP_ALIVE)

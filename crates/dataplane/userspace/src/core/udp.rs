@@ -16,7 +16,7 @@ use tokio::task::AbortHandle;
 use tracing::{debug, trace, warn};
 
 use super::accept::{Shared, Target};
-use super::counters::Open;
+use super::counters::{Counted, Open};
 use super::datagrams::{self, Datagrams};
 use super::socket::dialler_udp;
 
@@ -232,7 +232,8 @@ async fn carry_replies(
 ) {
     let counters = &*port.shared.counters;
     let _served = port.shared.limits.serve();
-    let _open = Open::new(counters, &port.route.target.counters);
+    let _open = Open::new(&port.shared.counters, &port.route.target.counters);
+    let _client = Counted::new(&counters.udp_clients);
     let mut idle_limit = port.route.timeout.max(FIRST_REPLY);
     loop {
         let last = Duration::from_millis(used.load(Ordering::Relaxed));

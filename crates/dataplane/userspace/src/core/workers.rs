@@ -10,9 +10,9 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::watch;
 use tracing::debug;
 
+use super::clock;
 use super::drain::Drain;
 use super::limits::Limits;
-use super::relay::HALF_CLOSED;
 
 /// More threads than this only fight over the listening sockets of a node.
 const MOST: usize = 4;
@@ -35,17 +35,31 @@ pub(crate) struct Worker {
     pub(crate) handle: Handle,
     /// TCP connections that it serves.
     connections: Arc<AtomicUsize>,
+    /// Those of them that last.
+    lasting: Arc<AtomicUsize>,
 }
 
 impl Worker {
+    fn new(handle: Handle) -> Self {
+        Worker { handle, connections: Arc::default(), lasting: Arc::default() }
+    }
+
     fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Counts a connection for as long as this lives.
+    fn lasting(&self) -> usize {
+        self.lasting.load(Ordering::Relaxed)
+    }
+
+    /// Counts a connection for as long as the result lives.
     pub(crate) fn enter(&self) -> Busy {
-        self.connections.fetch_add(1, Ordering::Relaxed);
-        Busy(Arc::clone(&self.connections))
+        Busy::new(&self.connections)
+    }
+
+    /// Counts a connection that lasts.
+    pub(crate) fn keep(&self) -> Busy {
+        Busy::new(&self.lasting)
     }
 }
 
@@ -53,30 +67,37 @@ impl Worker {
 #[derive(Debug)]
 pub(crate) struct Busy(Arc<AtomicUsize>);
 
+impl Busy {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Busy(Arc::clone(count))
+    }
+}
+
 impl Drop for Busy {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Keeps a timer in the runtime that ends before those of half-closed connections. When a timer becomes the first to end, the runtime wakes
-/// itself through the kernel, which would cost every connection two calls.
-async fn keep_timer() {
-    loop {
-        tokio::time::sleep(HALF_CLOSED / 2).await;
-    }
-}
-
-/// How many more connections than another a worker may have before it hands new ones over. Handing over costs a few microseconds, so
-/// that small differences are not worth it.
-const IMBALANCE: usize = 3;
+/// A worker may have twice as many connections as another one that has this many more than it has, before it hands new ones over.
+/// Most connections are short or idle, and handing one over costs a few microseconds; those that turn out to last are spread evenly later.
+const IMBALANCE: usize = 2;
 
 /// The worker that serves a connection which worker `own` has accepted. The kernel spreads connections over listeners by a hash, whatever
 /// they have to do already.
 pub(crate) fn choose(all: &[Worker], own: usize) -> usize {
     let mine = all.get(own).map_or(0, Worker::connections);
     let least = all.iter().map(Worker::connections).enumerate().min_by_key(|(_, connections)| *connections);
-    least.filter(|(_, connections)| mine >= connections + IMBALANCE).map_or(own, |(index, _)| index)
+    least.filter(|(_, connections)| mine >= 2 * (connections + IMBALANCE)).map_or(own, |(index, _)| index)
+}
+
+/// The worker that should go on with a connection of worker `own` which turns out to last. Moving it costs a few microseconds, once; a worker that has
+/// one connection more than another makes all its clients wait longer.
+pub(crate) fn choose_lasting(all: &[Worker], own: usize) -> usize {
+    let mine = all.get(own).map_or(0, Worker::lasting);
+    let least = all.iter().map(Worker::lasting).enumerate().min_by_key(|(_, connections)| *connections);
+    least.filter(|(_, connections)| mine > *connections).map_or(own, |(index, _)| index)
 }
 
 /// Its threads may go on for a while.
@@ -104,10 +125,10 @@ impl Workers {
         let mut all = Vec::with_capacity(count);
         for number in 0..count {
             let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
-            all.push(Worker { handle: runtime.handle().clone(), connections: Arc::default() });
+            all.push(Worker::new(runtime.handle().clone()));
             let (mut stopped, limits, drain) = (stopped.clone(), limits.clone(), drain.clone());
             let work = move || {
-                runtime.spawn(keep_timer());
+                runtime.spawn(clock::run());
                 runtime.block_on(async {
                     // An error means that the sender is gone.
                     while stopped.changed().await.is_ok() {}
@@ -174,8 +195,13 @@ mod tests {
         }
         let counts: Vec<usize> = all.iter().map(Worker::connections).collect();
         assert_eq!(counts.iter().sum::<usize>(), 30);
-        assert!(counts.iter().all(|count| (9..=12).contains(count)), "{counts:?}");
+        assert!(counts.iter().all(|count| (5..=16).contains(count)), "{counts:?}");
         drop(busy);
         assert!(all.iter().all(|worker| worker.connections() == 0));
+        // Those that last are spread evenly.
+        let lasting: Vec<Busy> = (0..30).map(|_| all[choose_lasting(all, 0)].keep()).collect();
+        assert!(all.iter().all(|worker| worker.lasting() == 10));
+        drop(lasting);
+        assert!(all.iter().all(|worker| worker.lasting() == 0));
     }
 }

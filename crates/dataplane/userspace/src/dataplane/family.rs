@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Instant;
 
 use portwarden_model::{
     Changes, Desired, Exposure, Family, Frontend, NamespacedName, NodeView, PoolKind, PortName, Protocol,
@@ -82,12 +83,13 @@ impl FamilyState {
         context: &mut Context,
         desired: &Desired,
         changes: &Changes,
+        now: Instant,
     ) -> Result<Report, Error> {
         self.recover(context)?;
         let opened = self.open_sockets(context, &desired.node, changes);
         let mut full = changes.full || opened || !context.redirect.in_step(self.family);
         let outcome = loop {
-            match self.apply(context, desired, changes, full) {
+            match self.apply(context, desired, changes, (full, now)) {
                 Err(Error::Commit { source, .. }) if !full && source.is_out_of_step() => {
                     debug!(ipFamily = %self.family, err = %source, "Writing all redirection rules again");
                     full = true;
@@ -113,7 +115,7 @@ impl FamilyState {
         context: &mut Context,
         desired: &Desired,
         changes: &Changes,
-        full: bool,
+        (full, now): (bool, Instant),
     ) -> Result<Report, Error> {
         let names: BTreeSet<&NamespacedName> = if full {
             desired.services().map(|(name, _)| name).collect()
@@ -123,7 +125,7 @@ impl FamilyState {
         let mut report = Report::default();
         let (mut states, mut rules) = (BTreeMap::new(), BTreeMap::new());
         for name in names {
-            let draft = desired.service(name).map(|service| self.draft(context, service));
+            let draft = desired.service(name).map(|service| self.draft(context, service, now));
             if let Some(reason) = draft.as_ref().and_then(|draft| draft.refused.clone()) {
                 report.refused.push(RefusedService { service: name.clone(), reason });
             }
@@ -192,17 +194,17 @@ impl FamilyState {
     }
 
     /// Decides what a Service needs, and makes its sockets and routes ready before the rules lead to them.
-    fn draft(&mut self, context: &mut Context, service: &ProxiedService) -> Draft {
+    fn draft(&mut self, context: &mut Context, service: &ProxiedService, now: Instant) -> Draft {
         let mut draft =
             Draft { state: ServiceState::default(), rules: ServiceRules::default(), refused: None };
         for port in &service.ports {
             let known = self.services.get(&port.name.service).and_then(|s| s.targets.get(&port.name));
             let target = match known {
                 Some(target) => {
-                    target.balancer.update(port);
+                    target.balancer.update(port, now);
                     Arc::clone(target)
                 }
-                None => Arc::new(Target::new(port, &context.shared.counters)),
+                None => Arc::new(Target::new(port, &context.shared.counters, now)),
             };
             for frontend in port.active_frontends() {
                 if frontend.exposure == Exposure::ClusterIp {

@@ -16,8 +16,8 @@ fn client(last: u8) -> IpAddr {
 
 /// All endpoints in the cluster-wide pool, some of them local.
 fn balancer(cluster: &[u8], local: &[u8], affinity: u32) -> Balancer {
-    let balancer = Balancer(Mutex::default());
-    balancer.set(&pool(cluster), &pool(local), NonZeroU32::new(affinity));
+    let balancer = Balancer::default();
+    balancer.set(&pool(cluster), &pool(local), NonZeroU32::new(affinity), Instant::now());
     balancer
 }
 
@@ -84,13 +84,13 @@ fn affinity_ends_with_its_endpoint_and_with_the_setting() {
     let balancer = balancer(&[1, 2, 3], &[], 10);
     let now = Instant::now();
     let first = balancer.choose(PoolKind::Cluster, client(1), now, &[]).expect("an endpoint");
-    balancer.set(&pool(&[1, 2, 3, 4]), &pool(&[]), NonZeroU32::new(20));
+    balancer.set(&pool(&[1, 2, 3, 4]), &pool(&[]), NonZeroU32::new(20), now);
     let again = balancer.choose(PoolKind::Cluster, client(1), now + seconds(15), &[]);
     assert_eq!(again, Some(first), "other endpoints do not matter, and the new timeout holds at once");
     let rest: Vec<u8> = (1..=4).filter(|last| address(*last) != first).collect();
-    balancer.set(&pool(&rest), &pool(&[]), NonZeroU32::new(20));
+    balancer.set(&pool(&rest), &pool(&[]), NonZeroU32::new(20), now);
     assert_ne!(balancer.choose(PoolKind::Cluster, client(1), now, &[]), Some(first));
-    balancer.set(&pool(&rest), &pool(&[]), None);
+    balancer.set(&pool(&rest), &pool(&[]), None, now);
     assert!(balancer.state().clients.is_empty());
 }
 
@@ -103,4 +103,64 @@ fn expired_records_do_not_pile_up() {
         balancer.choose(PoolKind::Cluster, ip, start + seconds(number), &[]);
     }
     assert!(balancer.state().clients.len() <= FIRST_PURGE);
+}
+
+#[test]
+fn dials_go_past_endpoints_that_have_too_many_in_flight() {
+    let balancer = balancer(&[1, 2], &[], 0);
+    let now = Instant::now();
+    let dial = |tried: &[SocketAddr]| {
+        balancer.choose_to_dial(PoolKind::Cluster, client(1), now, tried, 2).expect("an endpoint")
+    };
+    let mut dials: Vec<_> = (0..4).map(|_| dial(&[])).collect();
+    assert!(dials.iter().all(|(_, turn)| turn.is_some()), "two for each");
+    for _ in 0..4 {
+        assert!(dial(&[]).1.is_none(), "it has to wait");
+    }
+    dials.retain(|(endpoint, _)| *endpoint == address(1));
+    for _ in 0..2 {
+        assert_eq!(dial(&[]).0, address(2), "the other one has its dials");
+    }
+    assert_eq!(
+        dial(&[address(2)]).0,
+        address(1),
+        "one that failed is worse than one that must be waited for"
+    );
+    drop(dials);
+    assert!(balancer.state().dials.is_empty(), "nothing is remembered about dials that have ended");
+}
+
+#[test]
+fn a_dial_waits_until_another_one_ends() {
+    let balancer = balancer(&[1], &[], 0);
+    let now = Instant::now();
+    let (_, first) = balancer.choose_to_dial(PoolKind::Cluster, client(1), now, &[], 1).expect("an endpoint");
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    runtime.block_on(async {
+        let mut waiting = pin!(balancer.wait_for_turn(address(1), 1));
+        let poll = std::future::poll_fn(|cx| std::task::Poll::Ready(waiting.as_mut().poll(cx).is_ready()));
+        assert!(!poll.await);
+        drop(first);
+        drop(waiting.await);
+    });
+    assert!(balancer.state().dials.is_empty());
+}
+
+#[test]
+fn affinity_records_are_counted() {
+    let counters = Arc::<Counters>::default();
+    let records = || counters.affinity_records.get();
+    let balancer =
+        Balancer { state: Mutex::default(), freed: Notify::new(), counters: Arc::clone(&counters) };
+    let (now, all) = (Instant::now(), pool(&[1, 2]));
+    balancer.set(&all, &pool(&[]), NonZeroU32::new(10), now);
+    for last in [1, 2, 2, 3] {
+        balancer.choose(PoolKind::Cluster, client(last), now, &[]);
+    }
+    assert_eq!(records(), 3);
+    balancer.choose(PoolKind::Cluster, client(4), now + seconds(5), &[]);
+    balancer.set(&all, &pool(&[]), NonZeroU32::new(10), now + seconds(10));
+    assert_eq!(records(), 1, "a sync forgets those whose time is up");
+    drop(balancer);
+    assert_eq!(records(), 0);
 }

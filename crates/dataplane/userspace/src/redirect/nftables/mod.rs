@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use portwarden_model::{Family, PerFamily, Protocol};
 use portwarden_netlink::nftables::{
-    self, Chain, Client, ElementParts, Elements, Event, Monitor, Notice, Set, Subject, TableId, Transaction,
-    Value, ValueParts,
+    self, Chain, Client, ElementParts, Elements, Monitor, Notice, Set, TableId, Transaction, Value,
+    ValueParts,
 };
 use portwarden_netlink::{Errno, Error};
 
@@ -166,7 +166,7 @@ impl Nftables {
                 let what = match &notice {
                     Notice::Missed => Some("more changes at once than could be read".to_owned()),
                     Notice::Event(event) if event.port == own => None,
-                    Notice::Event(event) => describe(event, &tables[family].id),
+                    Notice::Event(event) => event.describe(&tables[family].id),
                 };
                 if found[family].is_none() {
                     found[family] = what;
@@ -299,29 +299,4 @@ pub(crate) fn cleanup(family: Family) -> Result<bool, Error> {
         Err(error) if !error.is_not_found() => Err(error),
         _ => Ok(true),
     }
-}
-
-/// What a notification says about our table; `None` if it is about something else.
-fn describe(event: &Event, table: &TableId) -> Option<String> {
-    let what = match &event.subject {
-        Subject::Table(listed) => (listed.object.id == *table).then(|| "the table".to_owned()),
-        Subject::Chain(listed) => {
-            (listed.object.table == *table).then(|| format!("chain {}", listed.object.name))
-        }
-        Subject::Rule(listed) => {
-            (listed.object.table == *table).then(|| format!("a rule of chain {}", listed.object.chain))
-        }
-        Subject::Set(listed) => {
-            (listed.object.table == *table).then(|| format!("set {}", listed.object.name))
-        }
-        Subject::Elements(elements) => {
-            (elements.table == *table).then(|| format!("an element of {}", elements.set))
-        }
-        Subject::Counter(_) | Subject::Generation(_) | Subject::Other { .. } => None,
-    }?;
-    let done = match event.change {
-        nftables::Change::Present => "was added or changed",
-        nftables::Change::Gone => "was removed",
-    };
-    Some(format!("{what} {done}"))
 }
