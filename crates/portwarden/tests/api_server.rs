@@ -177,7 +177,7 @@ fn a_port_that_cannot_be_opened_is_found_to_the_service() -> Result<()> {
 }
 
 #[test]
-fn a_server_that_must_have_its_port_tells_why_the_process_ends() -> Result<()> {
+fn a_server_that_must_have_its_port_says_why_the_process_ends() -> Result<()> {
     for (port, reason) in
         [(HEALTH, "FailedToStartProxierHealthcheck"), (METRICS, "FailedToStartMetricServer")]
     {

@@ -124,6 +124,15 @@ fn untracking_rules(rig: &Rig) -> Result<usize> {
     Ok(found)
 }
 
+/// What `portwarden diff` says about a change to a mode.
+fn diff(rig: &Rig, mode: &str, place: &Place) -> Result<String> {
+    let manifests = format!("--manifests={}", rig.path("manifests").display());
+    let cidr = format!("--cluster-cidr={}", cluster_cidr());
+    let mode = format!("--proxy-mode={mode}");
+    let output = rig.program().args(["diff", &mode, &manifests, &cidr]).args(place.flags()).output()?;
+    Ok(output.stdout + &output.stderr)
+}
+
 /// Whether the node tracks connections from pod-1 to the endpoint, after one was made.
 fn is_tracked(rig: &Rig) -> Result<bool> {
     let (client, server) = (rig.topology.pod(1), rig.topology.pod(0).ip().v4);
@@ -143,6 +152,10 @@ fn packets_from_pod_to_pod_leave_connection_tracking_unless_rules_of_others_need
     let place = Place::new("untracked")?;
     start(&mut rig, "ebpf", &place)?;
     ensure!(untracking_rules(&rig)? == 0 && is_tracked(&rig)?, "it has to be asked for");
+    ensure!(diff(&rig, "ebpf", &place)?.contains("rules of mode ebpf, which stays"));
+    ensure!(
+        diff(&rig, "nftables", &place)?.contains("rules of mode ebpf; mode nftables would use them, too")
+    );
     ensure!(rig.stop()?.success());
     rig.command("conntrack").arg("-F").run()?;
 
@@ -179,6 +192,8 @@ fn packets_from_pod_to_pod_leave_connection_tracking_unless_rules_of_others_need
     start_with(&mut rig, "nftables", &place, &["--ebpf-notrack=enabled"])?;
     rig.wait_until("the rules to be gone", || Ok(untracking_rules(&rig)? == 0))?;
     ensure!(rig.log().contains("ebpf.notrack has no effect in mode nftables"), "{}", rig.log());
+    rig.wait_until("the programs to be gone", || Ok(links(&place.pins) == 0))?;
+    ensure!(diff(&rig, "ebpf", &place)?.contains("rules of mode nftables; mode ebpf would use them, too"));
     ensure!(rig.stop()?.success());
     start_with(&mut rig, "ebpf", &place, &["--ebpf-notrack=enabled"])?;
     rig.wait_until("the rules", || Ok(untracking_rules(&rig)? == 2))?;
@@ -187,7 +202,13 @@ fn packets_from_pod_to_pod_leave_connection_tracking_unless_rules_of_others_need
     rig.wait_until("the rules to be gone", || Ok(untracking_rules(&rig)? == 0))?;
     ensure!(is_tracked(&rig)?);
     ensure!(rig.stop()?.success());
+    // So does --cleanup, with everything else.
+    start_with(&mut rig, "ebpf", &place, &["--ebpf-notrack=enabled"])?;
+    rig.wait_until("the rules", || Ok(untracking_rules(&rig)? == 2))?;
+    ensure!(rig.stop()?.success());
     rig.program().args(["--cleanup"]).args(place.flags()).run()?;
+    let rest = rig.command("nft").args(["list", "ruleset"]).run()?;
+    ensure!(!rest.contains("notrack") && !rest.contains("kube-proxy"), "{rest}");
     Ok(())
 }
 

@@ -101,7 +101,7 @@ fn used() -> Metrics {
 }
 
 #[test]
-fn every_metric_of_the_reference_is_there_in_the_same_shape() {
+fn every_metric_of_kube_proxy_is_there_in_the_same_shape() {
     let reference = shapes(include_str!("fixtures/metrics-nftables.txt"));
     let ours = shapes(&used().text());
     let is_left_out = |name: &str| LEFT_OUT.iter().any(|(prefix, _)| name.starts_with(prefix));

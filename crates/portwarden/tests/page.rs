@@ -207,6 +207,9 @@ fn an_empty_cluster_and_thousands_of_services_are_shown() -> Result<()> {
     save(&browser, "overview-empty")?;
     browser.open(&url("#/services"))?;
     browser.wait_for("document.querySelector('#services').innerText.includes('There is no Service yet')")?;
+    // Right after the page was loaded, so that no load is due.
+    rig.objects(&[node(), objects("demo/first", "10.96.99.1", "", 0, &[("10.244.1.7", "node-b", READY)])])?;
+    browser.wait_for("document.querySelector('#services').innerText.includes('demo/first')")?;
     let many = (0..2000).map(|number| {
         let ip = format!("10.96.{}.{}", number / 250, number % 250 + 1);
         let endpoints = [("10.244.1.7", "node-b", READY)];

@@ -172,7 +172,7 @@ fn another_mode_takes_over_without_a_lost_connection() -> Result<()> {
 }
 
 #[test]
-fn a_bad_configuration_is_told_and_the_old_one_stays() -> Result<()> {
+fn a_bad_configuration_is_reported_and_the_old_one_stays() -> Result<()> {
     let mut rig = started_with_config("nftables")?;
     let before = rig.get(METRICS, "/configz")?;
     for bad in ["mode: nftables: broken", &config("sideways", ""), &config("nftables", "bindAddress: here\n")]
@@ -242,7 +242,7 @@ fn sighup_reads_the_configuration_again() -> Result<()> {
 }
 
 #[test]
-fn other_signals_are_heard_as_the_reference_hears_them() -> Result<()> {
+fn other_signals_have_the_effect_that_they_have_on_kube_proxy() -> Result<()> {
     let mut rig = started("nftables")?;
     rig.signal(Signal::SIGUSR1)?;
     rig.signal(Signal::SIGHUP)?;
@@ -256,7 +256,7 @@ fn other_signals_are_heard_as_the_reference_hears_them() -> Result<()> {
 
 /// As PID 1 of a container, signals have no default action: it must handle them itself.
 #[test]
-fn as_process_1_it_still_hears_sigterm() -> Result<()> {
+fn as_process_1_it_still_ends_on_sigterm() -> Result<()> {
     let rig = rig()?;
     let log = std::fs::File::create(rig.path("log"))?;
     let process = rig
@@ -418,7 +418,7 @@ fn servers_whose_ports_are_taken_say_so_and_get_them_later() -> Result<()> {
 }
 
 #[test]
-fn what_is_odd_about_a_changed_file_is_told() -> Result<()> {
+fn what_is_odd_about_a_changed_file_is_logged() -> Result<()> {
     let rig = started_with_config("nftables")?;
     let gates = "featureGates: {NFTablesNetlink: false}\nmodus: x\n";
     rig.write("config.yaml", &config("nftables", gates))?;
@@ -443,7 +443,7 @@ fn clean_up_takes_everything_of_every_mode_and_leaves_what_is_not_ours() -> Resu
 }
 
 #[test]
-fn a_clean_up_that_is_not_allowed_tells_everything_that_failed() -> Result<()> {
+fn a_clean_up_that_is_not_allowed_reports_everything_that_failed() -> Result<()> {
     let rig = Rig::new()?;
     let without_rights = ["--bounding-set", "-net_admin", env!("CARGO_BIN_EXE_portwarden"), "--cleanup"];
     let error = rig.command("setpriv").args(without_rights).run().err().context("it may not do that")?;
@@ -460,7 +460,7 @@ fn a_clean_up_that_is_not_allowed_tells_everything_that_failed() -> Result<()> {
 }
 
 #[test]
-fn a_setting_that_cannot_be_made_is_told_and_ends_the_process_only_on_request() -> Result<()> {
+fn a_setting_that_cannot_be_made_is_logged_and_ends_the_process_only_on_request() -> Result<()> {
     let mut rig = rig()?;
     // In this namespace the number of flows cannot be set.
     let mode = ["--proxy-mode=nftables", "--conntrack-max-per-core=32768"];
@@ -706,7 +706,7 @@ fn node_ports_on_loopback_are_announced_where_mode_iptables_opens_them() -> Resu
 }
 
 #[test]
-fn a_liberal_conntrack_is_told_and_leaves_a_rule_out() -> Result<()> {
+fn a_liberal_conntrack_is_logged_and_leaves_a_rule_out() -> Result<()> {
     let sysctl = "net.netfilter.nf_conntrack_tcp_be_liberal";
     for (value, liberal) in [("0", false), ("1", true)] {
         let mut rig = rig()?;

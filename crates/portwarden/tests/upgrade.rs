@@ -40,7 +40,7 @@ fn nobody_notices_an_upgrade_in_iptables_mode_with_legacy() -> Result<()> {
 fn upgrade(mode: &str, variant: Option<&str>) -> Result<()> {
     let old =
         std::env::var("PORTWARDEN_OLD").context("PORTWARDEN_OLD names no program; run make upgrade-test")?;
-    let new = env!("CARGO_BIN_EXE_portwarden");
+    let new = std::env::var("PORTWARDEN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_portwarden").to_owned());
     let mut rig = Rig::new()?;
     if let Some(variant) = variant {
         rig.use_iptables(variant)?;
@@ -52,14 +52,14 @@ fn upgrade(mode: &str, variant: Option<&str>) -> Result<()> {
     let loads = new_connections(&rig)?;
     let established = open_connections(&rig)?;
     for _ in 0..ROUNDS {
-        for release in [new, old.as_str()] {
+        for release in [&new, &old] {
             ensure!(rig.stop()?.success(), "it ends well");
             start(&mut rig, release)?;
             std::thread::sleep(Duration::from_millis(500));
         }
     }
     ensure!(rig.stop()?.success(), "it ends well");
-    start(&mut rig, new)?;
+    start(&mut rig, &new)?;
     for (what, load) in loads {
         load.wait_for(TIMEOUT, "answers", |tally| tally.answered() > 100)?;
         let tally = load.stop()?;

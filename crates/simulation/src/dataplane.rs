@@ -36,6 +36,8 @@ struct Memory {
     node: Option<NodeView>,
     /// What the kernel has acknowledged.
     installed: BTreeMap<NamespacedName, Arc<ProxiedService>>,
+    /// Services that were written without an acknowledgement: the next call must not rely on what it remembers of them.
+    unknown: BTreeSet<NamespacedName>,
     seen_edits: u64,
     /// What is wanted for Services that are refused.
     refused: BTreeMap<NamespacedName, Option<Arc<ProxiedService>>>,
@@ -146,6 +148,7 @@ impl ModelledDataplane {
             let table = kernel.table(place);
             (memory.node, memory.installed) = (table.node.clone(), table.services.clone());
             table.unnoticed = None;
+            memory.unknown.clear();
             names.extend(memory.installed.keys().cloned());
             names.extend(desired.services().map(|(name, _)| name.clone()));
         }
@@ -160,7 +163,7 @@ impl ModelledDataplane {
         }
         for name in names {
             let wanted = desired.service(&name);
-            if is_same(memory.installed.get(&name), wanted) {
+            if is_same(memory.installed.get(&name), wanted) && !memory.unknown.contains(&name) {
                 // What was refused before is no longer wanted.
                 memory.refused.remove(&name);
                 continue;
@@ -175,9 +178,10 @@ impl ModelledDataplane {
             }
             report.written += 1;
             memory.refused.remove(&name);
+            memory.unknown.remove(&name);
             match (&budget.end, wanted) {
-                // The acknowledgement of the last write is lost with the error.
-                (End::Error { .. } | End::Kill, _) if budget.writes == usize::MAX => {}
+                // Acknowledgements are lost with the error.
+                (End::Error { .. }, _) if budget.writes == usize::MAX => drop(memory.unknown.insert(name)),
                 (_, Some(service)) => drop(memory.installed.insert(name, service.clone())),
                 (_, None) => drop(memory.installed.remove(&name)),
             }

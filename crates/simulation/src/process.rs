@@ -55,7 +55,7 @@ pub(crate) struct Process {
     pub(crate) health: SharedHealth,
     pub(crate) heartbeat: Heartbeat,
     pub(crate) receivers: EngineReceivers,
-    /// The Node that it was last told of: a deleted Node keeps its addresses.
+    /// The last Node that it knew: a deleted Node keeps its addresses.
     pub(crate) known_node: Option<manifest::Node>,
     /// The configured mode; the mode in force may still be another one.
     configured: Mode,
@@ -169,7 +169,9 @@ fn remove_leftovers(kernel: SharedKernel) -> RemoveLeftovers {
         let configuration = kernel.configuration;
         kernel.changing_mode = false;
         for place in configuration.places() {
-            if kernel.table(place).node.is_none() {
+            // What others removed without a notification, the engine cannot know.
+            let table = kernel.table(place);
+            if table.node.is_none() && table.unnoticed.is_none() {
                 kernel.violation(format!("leftovers are removed before {place:?} is installed"));
             }
         }

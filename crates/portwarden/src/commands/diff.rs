@@ -79,7 +79,7 @@ fn run(request: &Request) -> anyhow::Result<Answer> {
         .into_iter()
         .filter(|family| *family == Family::V4 || has_ipv6(std::path::Path::new("/proc")))
         .collect();
-    let before = Before::read(config.mode, &families)?;
+    let before = Before::read(&config, &families)?;
     let cluster = explain::read_cluster(&config, flags::reported_version(None))?;
     let mut changes = Vec::new();
     for family in &families {
@@ -119,9 +119,9 @@ struct Before {
 
 impl Before {
     /// The wanted mode counts first: rules of others may be leftovers.
-    fn read(wanted: Mode, families: &[Family]) -> anyhow::Result<Self> {
+    fn read(config: &Config, families: &[Family]) -> anyhow::Result<Self> {
         let mut modes = Mode::ALL.to_vec();
-        modes.sort_by_key(|mode| *mode != wanted);
+        modes.sort_by_key(|mode| *mode != config.mode);
         let mut unreadable = Before::default();
         for mode in modes {
             let mut frontends: BTreeMap<Family, Frontends> = BTreeMap::new();
@@ -138,7 +138,8 @@ impl Before {
                 }
             }
             if frontends.values().any(|found| !found.is_empty()) {
-                return Ok(Before { mode: Some(mode), frontends, unreadable: None });
+                let mode = Some(mode.in_force_over_rules(config));
+                return Ok(Before { mode, frontends, unreadable: None });
             }
         }
         Ok(unreadable)
@@ -216,7 +217,8 @@ fn text(
             format!("The kernel has rules of mode {mode}, which stays.\n")
         }
         (Some(mode), None) => {
-            format!("The kernel has rules of mode {mode}; mode {after} would replace them.\n")
+            let change = if mode.shares_rules_with(after) { "use them, too" } else { "replace them" };
+            format!("The kernel has rules of mode {mode}; mode {after} would {change}.\n")
         }
     };
     // Writing to a string cannot fail.

@@ -1,10 +1,11 @@
 //! One family of a dataplane: pending changes, when they are synced, and the outcome.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use portwarden_model::{
-    Changes, Dataplane, Desired, Family, NamespacedName, Pacer, PacerConfig, RefusedService, Report, Retry,
-    SyncError,
+    Changes, Dataplane, Desired, Family, GoneFrontend, NamespacedName, Pacer, PacerConfig, RefusedService,
+    Report, Retry, SyncError,
 };
 use tracing::debug;
 
@@ -125,8 +126,10 @@ impl FamilySync {
     }
 
     /// The changes that no sync has brought to the kernel yet.
-    pub(super) fn pending(&self) -> &Changes {
-        &self.pending
+    pub(super) fn pending(&self) -> Changes {
+        let mut pending = self.pending.clone();
+        pending.gone.extend(self.refused.gone());
+        pending
     }
 
     /// Another process changed our objects. Returns whether that is news; `None` before the first sync, when the rules belong to the proxy that we
@@ -151,14 +154,18 @@ impl FamilySync {
         self.refused.add(refused, now, self.pacing.sync_period)
     }
 
-    /// A refused Service works now. Returns whether it was known as refused.
-    pub(super) fn accepted_late(&mut self, service: &NamespacedName) -> bool {
+    /// A refused Service works now. Returns the frontends whose rules it may have kept, if it was known as refused.
+    pub(super) fn accepted_late(&mut self, service: &NamespacedName) -> Option<BTreeSet<GoneFrontend>> {
         self.refused.remove(service)
     }
 
     /// How many Services the kernel refuses now.
     pub(super) fn refused_now(&self) -> usize {
         self.refused.len()
+    }
+
+    pub(super) fn is_refused(&self, service: &NamespacedName) -> bool {
+        self.refused.contains(service)
     }
 
     /// When there is something to do next.
@@ -244,7 +251,7 @@ impl FamilySync {
     }
 
     fn done(&mut self, mut report: Report, ended: Instant, took: Duration) -> Done {
-        let changes = std::mem::take(&mut self.pending);
+        let mut changes = std::mem::take(&mut self.pending);
         let mut repaired = None;
         if changes.full || report.full {
             (self.last_full, self.full_took) = (Some(ended), took);
@@ -255,7 +262,8 @@ impl FamilySync {
             self.compare_again_after(ended);
         }
         let refused = std::mem::take(&mut report.refused);
-        let refused = self.refused.report(&changes, refused, ended, self.pacing.sync_period);
+        let mut refused = self.refused.report(&changes, refused, ended, self.pacing.sync_period);
+        changes.gone.append(&mut refused.gone);
         let failures = std::mem::take(&mut self.failures);
         Done { changes, report, refused, took, failures, refused_now: self.refused.len(), repaired }
     }

@@ -362,10 +362,14 @@ impl Engine {
                 self.show_refused(family);
             }
             Notification::Accepted { family, service } => {
-                let known: Vec<bool> =
-                    self.syncs.of(family).map(|sync| sync.accepted_late(&service)).collect();
-                if known.contains(&true) {
+                let known: Vec<BTreeSet<GoneFrontend>> =
+                    self.syncs.of(family).filter_map(|sync| sync.accepted_late(&service)).collect();
+                if !known.is_empty() {
                     self.report_accepted(family, &service);
+                }
+                let gone: BTreeSet<GoneFrontend> = known.into_iter().flatten().collect();
+                if !gone.is_empty() {
+                    self.cleanup.request(family, false, gone, now.instant);
                 }
                 self.show_refused(family);
             }
@@ -513,14 +517,26 @@ impl Engine {
     /// One line after the first syncs: what is in force.
     fn log_in_force(&self) {
         let families = self.syncs.families();
-        let services: BTreeSet<&NamespacedName> = families
-            .iter()
-            .flat_map(|family| self.cluster.desired(*family).services().map(|(name, _)| name))
-            .collect();
-        if services.is_empty() {
+        let mut services = BTreeSet::new();
+        let mut refused = BTreeSet::new();
+        for family in &families {
+            for (name, _) in self.cluster.desired(*family).services() {
+                let list = if self.syncs.is_refused(*family, name) { &mut refused } else { &mut services };
+                list.insert(name);
+            }
+        }
+        if !refused.is_empty() {
             warn!(
-                "No Service is known, so nothing is proxied; check --manifests, or what the API server lists"
+                services = refused.len(),
+                "The kernel refuses Services; see the errors above, and portwarden status"
             );
+        }
+        if services.is_empty() {
+            if refused.is_empty() {
+                warn!(
+                    "No Service is known, so nothing is proxied; check --manifests, or what the API server lists"
+                );
+            }
             return;
         }
         let endpoints: Vec<String> = families

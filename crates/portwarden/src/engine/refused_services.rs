@@ -1,9 +1,9 @@
 //! Services that the kernel refuses: reported once, retried at growing intervals, removed when they work.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use portwarden_model::{Changes, NamespacedName, RefusedService};
+use portwarden_model::{Changes, GoneFrontend, NamespacedName, RefusedService};
 
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
@@ -11,6 +11,8 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct RefusedServices {
     refused: BTreeMap<NamespacedName, Known>,
+    /// Frontends that went in syncs that refused something. The old rules of a refused Service stay in force, so flows may still come through them.
+    gone: BTreeSet<GoneFrontend>,
 }
 
 #[derive(Debug)]
@@ -27,6 +29,8 @@ pub(super) struct Difference {
     pub(super) fresh: Vec<RefusedService>,
     /// Accepted now, or deleted.
     pub(super) recovered: Vec<NamespacedName>,
+    /// Frontends whose rules the recovered Services may have kept until now.
+    pub(super) gone: BTreeSet<GoneFrontend>,
 }
 
 impl RefusedServices {
@@ -40,6 +44,9 @@ impl RefusedServices {
     ) -> Difference {
         let mut before = std::mem::take(&mut self.refused);
         let mut difference = Difference::default();
+        if !refused.is_empty() {
+            self.gone.extend(&changes.gone);
+        }
         for one in refused {
             let known = before.remove(&one.service);
             let wait =
@@ -56,7 +63,15 @@ impl RefusedServices {
                 self.refused.insert(service, known);
             }
         }
+        if !difference.recovered.is_empty() {
+            difference.gone = self.released();
+        }
         difference
+    }
+
+    /// The frontends of [`Difference::gone`], which are forgotten when nothing is refused any more.
+    fn released(&mut self) -> BTreeSet<GoneFrontend> {
+        if self.refused.is_empty() { std::mem::take(&mut self.gone) } else { self.gone.clone() }
     }
 
     /// A Service was refused after its sync. Returns whether that is news.
@@ -65,9 +80,15 @@ impl RefusedServices {
         !self.report(&changes, vec![refused], now, longest).fresh.is_empty()
     }
 
-    /// A Service works now. Returns whether it was refused before.
-    pub(super) fn remove(&mut self, service: &NamespacedName) -> bool {
-        self.refused.remove(service).is_some()
+    /// A Service works now. Returns frontends as in [`Difference::gone`] if it was refused before.
+    pub(super) fn remove(&mut self, service: &NamespacedName) -> Option<BTreeSet<GoneFrontend>> {
+        self.refused.remove(service)?;
+        Some(self.released())
+    }
+
+    /// All frontends whose rules refused Services may have kept.
+    pub(super) fn gone(&self) -> &BTreeSet<GoneFrontend> {
+        &self.gone
     }
 
     /// The Services whose retry is due.
@@ -78,6 +99,10 @@ impl RefusedServices {
     /// When the next retry is due.
     pub(super) fn next(&self) -> Option<Instant> {
         self.refused.values().map(|refused| refused.retry).min()
+    }
+
+    pub(super) fn contains(&self, service: &NamespacedName) -> bool {
+        self.refused.contains_key(service)
     }
 
     /// How many there are.

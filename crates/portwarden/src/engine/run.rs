@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use portwarden_model::Event;
-use portwarden_netlink::memory::return_free_memory;
+use portwarden_netlink::memory::{return_code_pages, return_free_memory};
 use tracing::warn;
 
 use super::memory_return::MemoryReturn;
@@ -37,6 +37,7 @@ pub fn run(
         let deadline = engine.turn()?;
         if memory.is_due(Instant::now()) {
             return_free_memory();
+            return_code_pages();
         }
         let deadline = [deadline, memory.next()].into_iter().flatten().min();
         let (notified, moved) = {

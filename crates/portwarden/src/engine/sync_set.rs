@@ -3,7 +3,9 @@
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-use portwarden_model::{Changes, Cluster, Dataplane, Family, Notification, PacerConfig, PerFamily};
+use portwarden_model::{
+    Changes, Cluster, Dataplane, Family, NamespacedName, Notification, PacerConfig, PerFamily,
+};
 use tracing::info;
 
 use super::clock::Moment;
@@ -53,6 +55,12 @@ impl SyncSet {
         self.current.families().all(FamilySync::is_installed)
     }
 
+    /// Whether the kernel refuses a Service in a family.
+    pub(super) fn is_refused(&self, family: Family, service: &NamespacedName) -> bool {
+        let mut of_family = self.all().flat_map(ModeSync::families).filter(|sync| sync.family() == family);
+        of_family.any(|sync| sync.is_refused(service))
+    }
+
     /// The modes in use: two during a change.
     pub(super) fn modes(&self) -> impl Iterator<Item = ModeWords> {
         self.all().map(|mode| mode.words)
@@ -72,7 +80,7 @@ impl SyncSet {
         // A frontend that is gone is named once: if its sync has not succeeded yet, the new dataplanes must know of it.
         for sync in fresh.dataplanes.iter_mut().flat_map(|one| &mut one.families) {
             let before = self.current.families().find(|before| before.family() == sync.family());
-            before.into_iter().for_each(|before| sync.add(before.pending().clone()));
+            before.into_iter().for_each(|before| sync.add(before.pending()));
         }
         if replacement.remove_leftovers.is_some() {
             self.incoming = Some(fresh);

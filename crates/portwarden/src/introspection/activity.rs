@@ -281,6 +281,11 @@ impl Activity {
         }
     }
 
+    /// The mode in force, by name; empty before the engine has reported it.
+    pub(super) fn mode(&self) -> String {
+        self.state().mode.clone()
+    }
+
     /// What a status shows.
     pub(super) fn report(&self) -> Report {
         let state = self.state();

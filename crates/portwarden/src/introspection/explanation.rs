@@ -8,6 +8,7 @@ use portwarden_model::{
 use serde::{Deserialize, Serialize};
 
 use super::api::RefusedService;
+use crate::modes::SourceAddress;
 
 /// Endpoints of one port that an answer lists.
 const ENDPOINTS: usize = 1000;
@@ -86,7 +87,7 @@ pub struct ExplainedFrontend {
     pub from_node: ExplainedVerdict,
     /// What happens to all other traffic.
     pub from_elsewhere: ExplainedVerdict,
-    /// Which traffic is masqueraded, as a sentence.
+    /// Whose address the endpoint sees, as a sentence.
     pub masquerade: String,
     /// Whether only clients in the port's `sourceRanges` may use it.
     pub restricted: bool,
@@ -162,7 +163,11 @@ pub struct EndpointUse {
 }
 
 /// Explains a Service in both families; `None` if it is not proxied.
-pub fn explain_service(cluster: &Cluster, service: &NamespacedName) -> Option<ServiceExplanation> {
+pub fn explain_service(
+    cluster: &Cluster,
+    service: &NamespacedName,
+    source: SourceAddress,
+) -> Option<ServiceExplanation> {
     let of_family = |family: Family| Some((family, cluster.explain(service, family)?));
     let mut explained: Vec<(Family, Explanation)> = Family::BOTH.into_iter().filter_map(of_family).collect();
     if explained.len() == Family::BOTH.len() {
@@ -170,7 +175,7 @@ pub fn explain_service(cluster: &Cluster, service: &NamespacedName) -> Option<Se
         explained.iter_mut().for_each(|(_, explanation)| explanation.other_family.clear());
     }
     let families: Vec<ExplainedFamily> =
-        explained.iter().map(|(family, one)| explained_family(cluster, *family, one)).collect();
+        explained.iter().map(|(family, one)| explained_family(cluster, *family, one, source)).collect();
     (!families.is_empty()).then(|| ServiceExplanation {
         service: service.to_string(),
         node: cluster.settings().node_name.to_string(),
@@ -192,7 +197,12 @@ pub fn similar_services(cluster: &Cluster, service: &NamespacedName) -> Vec<Stri
     names
 }
 
-fn explained_family(cluster: &Cluster, family: Family, explanation: &Explanation) -> ExplainedFamily {
+fn explained_family(
+    cluster: &Cluster,
+    family: Family,
+    explanation: &Explanation,
+    source: SourceAddress,
+) -> ExplainedFamily {
     let unmatched = explanation.unmatched.iter().map(|port| {
         let name =
             if port.port.as_str().is_empty() { "without a name".to_owned() } else { port.port.to_string() };
@@ -208,7 +218,7 @@ fn explained_family(cluster: &Cluster, family: Family, explanation: &Explanation
     ExplainedFamily {
         family: family.to_string(),
         pod_traffic: pod_traffic(&cluster.desired(family).node.pod_traffic),
-        ports: explanation.ports.iter().map(explained_port).collect(),
+        ports: explanation.ports.iter().map(|port| explained_port(port, source)).collect(),
         notes: unmatched.chain(other).collect(),
     }
 }
@@ -224,7 +234,7 @@ fn pod_traffic(pod_traffic: &PodTraffic) -> String {
     }
 }
 
-fn explained_port(port: &PortExplanation) -> ExplainedPort {
+fn explained_port(port: &PortExplanation, source: SourceAddress) -> ExplainedPort {
     let used = |reason: fn(&EndpointExplanation) -> Option<Reason>| {
         let needed = port.endpoints.iter().any(|endpoint| reason(endpoint).is_some());
         needed.then(|| port.endpoints.iter().filter(|one| reason(one).is_some_and(Reason::used)).count())
@@ -240,7 +250,7 @@ fn explained_port(port: &PortExplanation) -> ExplainedPort {
     ExplainedPort {
         name: port.name.port.to_string(),
         protocol: port.name.protocol.to_string(),
-        frontends: port.frontends.iter().map(|one| explained_frontend(one, restricted)).collect(),
+        frontends: port.frontends.iter().map(|one| explained_frontend(one, restricted, source)).collect(),
         endpoints: port.endpoints.iter().take(ENDPOINTS).map(explained_endpoint).collect(),
         endpoint_count: port.endpoints.len(),
         cluster_pool: used(|endpoint| endpoint.cluster),
@@ -256,7 +266,11 @@ fn explained_port(port: &PortExplanation) -> ExplainedPort {
     }
 }
 
-fn explained_frontend(explained: &FrontendExplanation, restricted: bool) -> ExplainedFrontend {
+fn explained_frontend(
+    explained: &FrontendExplanation,
+    restricted: bool,
+    source: SourceAddress,
+) -> ExplainedFrontend {
     let FrontendExplanation { frontend, from_node, from_elsewhere } = explained;
     let verdict = |verdict: Verdict, reason: FrontendReason| {
         let (action, pool) = match (frontend.admission, verdict) {
@@ -277,7 +291,7 @@ fn explained_frontend(explained: &FrontendExplanation, restricted: bool) -> Expl
         active: frontend.is_active(),
         from_node: verdict(frontend.from_node, *from_node),
         from_elsewhere: verdict(frontend.from_elsewhere, *from_elsewhere),
-        masquerade: masquerade_text(frontend.masquerade).to_owned(),
+        masquerade: masquerade_text(source, frontend.masquerade).to_owned(),
         restricted: restricted && frontend.exposure == Exposure::LoadBalancerIp,
     }
 }
@@ -311,7 +325,14 @@ fn policy_name(policy: TrafficPolicy) -> &'static str {
     }
 }
 
-fn masquerade_text(masquerade: Masquerade) -> &'static str {
+/// What endpoints see where the proxy itself connects to them.
+pub(super) const PROXY_CONNECTS: &str =
+    "the proxy connects to the endpoint: the endpoint sees the node's address, whoever the client is";
+
+fn masquerade_text(source: SourceAddress, masquerade: Masquerade) -> &'static str {
+    if source == SourceAddress::Node {
+        return PROXY_CONNECTS;
+    }
     match masquerade {
         Masquerade::Never => "not masqueraded: the endpoint sees the client's address",
         Masquerade::NotFromPods => {

@@ -1,16 +1,20 @@
 //! `/api/explain?to=`: what happens to a new connection to an address, step by step.
 //!
-//! It states what the model has decided, which holds in every mode. What single modes do differently is in docs/differences.md.
+//! It states what the model has decided, which holds in every mode, and whose address endpoints see. What else single modes do differently is in
+//! docs/differences.md.
 
 use std::net::{IpAddr, SocketAddr};
 
 use portwarden_model::{
-    Cluster, Exposure, Family, Frontend, FrontendAt, Masquerade, NamespacedName, PodTraffic, PoolKind,
+    Cluster, Exposure, Family, Frontend, FrontendAt, Masquerade, NamespacedName, PodTraffic, Pool, PoolKind,
     Protocol, ProxiedPort, TrafficPolicy, Verdict, normalise, parse_ip,
 };
 use serde::{Deserialize, Serialize};
 
-use super::explanation::{Action, ExposureName, ServiceExplanation, address_of, explain_service};
+use super::explanation::{
+    Action, ExposureName, PROXY_CONNECTS, ServiceExplanation, address_of, explain_service,
+};
+use crate::modes::SourceAddress;
 
 /// Endpoints that an answer lists.
 const ENDPOINTS: usize = 100;
@@ -117,7 +121,7 @@ pub enum Origin {
 }
 
 /// Explains what happens to a packet.
-pub fn explain_packet(cluster: &Cluster, packet: Packet) -> PacketExplanation {
+pub fn explain_packet(cluster: &Cluster, packet: Packet, source: SourceAddress) -> PacketExplanation {
     let mut explained = PacketExplanation {
         to: format!("{}/{}", packet.to, packet.protocol),
         from: packet.from.map(|ip| ip.to_string()),
@@ -140,7 +144,7 @@ pub fn explain_packet(cluster: &Cluster, packet: Packet) -> PacketExplanation {
         explained.steps.push(step);
     }
     match cluster.frontend_at(packet.to, packet.protocol) {
-        Some(found) => explain_found(cluster, packet, found, &mut explained),
+        Some(found) => explain_found(cluster, packet, found, source, &mut explained),
         None => explain_nothing(cluster, packet, &mut explained),
     }
     explained
@@ -182,6 +186,7 @@ fn explain_found(
     cluster: &Cluster,
     packet: Packet,
     found: FrontendAt<'_>,
+    source: SourceAddress,
     explained: &mut PacketExplanation,
 ) {
     let FrontendAt { service, port, frontend } = found;
@@ -196,7 +201,7 @@ fn explain_found(
     explained.service = Some(service.to_string());
     explained.port = Some(port_name.to_owned());
     explained.exposure = Some(exposure);
-    explained.explanation = explain_service(cluster, service);
+    explained.explanation = explain_service(cluster, service, source);
     if let Some(step) = outside_of_ranges(packet, port, frontend) {
         explained.action = Action::Drop;
         explained.summary =
@@ -214,7 +219,10 @@ fn explain_found(
         ));
     }
     match verdict {
-        Verdict::Forward(kind) => forwarded(packet, service, port, frontend, kind, explained),
+        Verdict::Forward(kind) => {
+            forwarded(service, port, kind, explained);
+            push_source_address(packet, port.pool(kind), frontend.masquerade, source, explained);
+        }
         Verdict::Reject => {
             explained.action = Action::Reject;
             explained.summary = format!("Rejected: Service {service} has no usable endpoint in the cluster.");
@@ -229,10 +237,8 @@ fn explain_found(
 }
 
 fn forwarded(
-    packet: Packet,
     service: &NamespacedName,
     port: &ProxiedPort,
-    frontend: &Frontend,
     kind: PoolKind,
     explained: &mut PacketExplanation,
 ) {
@@ -249,10 +255,26 @@ fn forwarded(
         Some(seconds) => format!(
             "session affinity: the client keeps its endpoint until {seconds} s after its last connection"
         ),
-        None => "a random endpoint gets each new connection".to_owned(),
+        None => "each new connection may go to another endpoint".to_owned(),
     };
     explained.steps.push(chosen);
-    let masqueraded = match (frontend.masquerade, explained.origin) {
+    explained.summary = format!("Forwarded to {which} of Service {service}.");
+}
+
+/// Says whose address the endpoint sees.
+fn push_source_address(
+    packet: Packet,
+    pool: &Pool,
+    masquerade: Masquerade,
+    source: SourceAddress,
+    explained: &mut PacketExplanation,
+) {
+    if source == SourceAddress::Node {
+        explained.masqueraded = Some(true);
+        explained.steps.push(PROXY_CONNECTS.to_owned());
+        return;
+    }
+    let masqueraded = match (masquerade, explained.origin) {
         (Masquerade::Never, _) => Some(false),
         (Masquerade::Always, _) => Some(true),
         (Masquerade::NotFromPods, Some(origin)) => Some(origin != Origin::Pod),
@@ -272,7 +294,6 @@ fn forwarded(
         let step = "if the client itself is chosen, the connection is masqueraded in any case: otherwise its answers would not pass the node";
         explained.steps.push(step.to_owned());
     }
-    explained.summary = format!("Forwarded to {which} of Service {service}.");
 }
 
 /// Why the client may not use a load-balancer address.

@@ -19,6 +19,7 @@ use super::status::{Identity, Sources, resident_memory, status, stuck_text};
 use super::stream::Stream;
 use crate::engine::{Handle, Message, Moment};
 use crate::http::{Answer, Handler, Request, compressible, json, with_header};
+use crate::modes::{Mode, SourceAddress};
 
 /// How long a request waits for the engine.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -179,9 +180,9 @@ impl Introspection {
     async fn explain_service(&self, service: &str) -> Result<ServiceExplanation, Failure> {
         let (namespace, name) = service.split_once('/').unwrap_or(("default", service));
         let service = NamespacedName::new(namespace, name);
-        let wanted = service.clone();
+        let (wanted, source) = (service.clone(), self.source_address());
         let explained = self.inspect(move |cluster| {
-            explain_service(cluster, &wanted).ok_or_else(|| similar_services(cluster, &wanted))
+            explain_service(cluster, &wanted, source).ok_or_else(|| similar_services(cluster, &wanted))
         });
         match explained.await? {
             Ok(explanation) => {
@@ -201,7 +202,15 @@ impl Introspection {
         let packet = Packet::parse(to, from).map_err(|error| {
             (StatusCode::BAD_REQUEST, ApiError { error: error.to_string(), did_you_mean: Vec::new() })
         })?;
-        self.inspect(move |cluster| explain_packet(cluster, packet)).await
+        let source = self.source_address();
+        self.inspect(move |cluster| explain_packet(cluster, packet, source)).await
+    }
+
+    /// Whose address endpoints see, in the mode that is in force.
+    fn source_address(&self) -> SourceAddress {
+        let mode = Mode::from_name(&self.0.sources.activity.mode());
+        // Before the engine has reported its mode, nothing is forwarded.
+        mode.map_or(SourceAddress::Client, Mode::source_address)
     }
 
     /// Runs a function on the engine's thread, and gives up if that does not come to it in time.

@@ -12,6 +12,7 @@ use super::explanation::{Action, explain_service, similar_services};
 use super::packet::{Origin, Packet, PacketError, PacketExplanation, explain_packet};
 use super::services::{Index, Query, at_address, rows};
 use crate::engine::Moment;
+use crate::modes::{Mode, SourceAddress};
 
 const HERE: &str = "node-a";
 
@@ -60,7 +61,7 @@ fn there() -> EndpointBuilder {
 }
 
 fn packet(cluster: &Cluster, to: &str, from: &str) -> PacketExplanation {
-    explain_packet(cluster, Packet::parse(to, Some(from)).expect("a packet"))
+    explain_packet(cluster, Packet::parse(to, Some(from)).expect("a packet"), SourceAddress::Client)
 }
 
 #[test]
@@ -78,6 +79,36 @@ fn a_packet_is_followed_to_its_endpoints() {
     }
     let to_itself = packet(&cluster, "10.96.0.10:80", "10.244.0.7");
     assert!(to_itself.steps.iter().any(|step| step.contains("masqueraded in any case")), "{to_itself:?}");
+}
+
+#[test]
+fn where_the_proxy_connects_endpoints_never_see_the_client() {
+    let modes = Mode::ALL.into_iter().filter(|mode| mode.source_address() == SourceAddress::Node);
+    assert_eq!(modes.collect::<Vec<_>>(), [Mode::Userspace]);
+    let service = web().of_type("LoadBalancer").vip("203.0.113.5").external_policy_local();
+    let cluster = cluster([(service, vec![here(), there()])]);
+    let clients = [Some("10.244.0.9"), Some("192.0.2.2"), Some("203.0.113.9"), Some("10.244.0.7"), None];
+    for to in ["10.96.0.10:80", "203.0.113.5:80"] {
+        for from in clients {
+            let packet = Packet::parse(to, from).expect("a packet");
+            let explained = explain_packet(&cluster, packet, SourceAddress::Node);
+            assert_eq!(
+                (explained.action, explained.masqueraded),
+                (Action::Forward, Some(true)),
+                "{packet:?}"
+            );
+            let about = explained.steps.iter().filter(|step| step.contains("address, whoever the client is"));
+            assert_eq!(about.count(), 1, "{explained:?}");
+            assert!(!explained.steps.iter().any(|step| step.contains("masqueraded")), "{explained:?}");
+        }
+    }
+    let explained = explain_service(&cluster, &demo("web"), SourceAddress::Node).expect("proxied");
+    let frontends: Vec<_> =
+        explained.families.iter().flat_map(|one| &one.ports).flat_map(|port| &port.frontends).collect();
+    assert!(!frontends.is_empty());
+    for frontend in frontends {
+        assert!(frontend.masquerade.contains("sees the node's address, whoever"), "{frontend:?}");
+    }
 }
 
 #[test]
@@ -148,7 +179,7 @@ fn a_service_is_explained_with_its_restrictions_and_pools() {
     let service =
         web().of_type("LoadBalancer").vip("203.0.113.5").source_range("198.51.100.0/24").affinity(600);
     let cluster = cluster([(service.external_policy_local(), vec![here(), there().ready(false)])]);
-    let explained = explain_service(&cluster, &demo("web")).expect("proxied");
+    let explained = explain_service(&cluster, &demo("web"), SourceAddress::Client).expect("proxied");
     assert_eq!(explained.node, HERE);
     let [family] = &explained.families[..] else { panic!("{explained:?}") };
     assert_eq!(family.pod_traffic, "packets from 10.244.0.0/16 are a pod's");
@@ -163,7 +194,7 @@ fn a_service_is_explained_with_its_restrictions_and_pools() {
     assert!(port.endpoints[0].on_this_node && !port.endpoints[1].on_this_node);
     let json = serde_json::to_string(&explained).expect("JSON");
     assert_eq!(serde_json::from_str::<super::ServiceExplanation>(&json).expect("reads"), explained);
-    assert_eq!(explain_service(&cluster, &demo("wep")), None);
+    assert_eq!(explain_service(&cluster, &demo("wep"), SourceAddress::Client), None);
     assert_eq!(similar_services(&cluster, &NamespacedName::new("other", "web")), ["demo/web"]);
 }
 

@@ -12,7 +12,7 @@ use portwarden_nftables::{Nftables, Options as NftablesOptions};
 use tracing::debug;
 
 use super::leftovers::{Leftover, Phase};
-use super::{BuildContext, Entry, Mode, Operations, ReadBack, Section};
+use super::{BuildContext, Entry, Mode, Operations, ReadBack, Section, SourceAddress};
 use crate::config::{Config, Notrack};
 use crate::engine::ModeWords;
 use crate::metrics::{MetricError, Metrics};
@@ -24,6 +24,7 @@ pub(super) static ENTRY: Entry = Entry {
     deprecation: None,
     periods: Section::Nftables,
     masquerade: Section::Nftables,
+    source_address: SourceAddress::Client,
     node_port_addresses: &["primary"],
     operations: &EbpfMode,
 };
@@ -47,6 +48,10 @@ impl Operations for EbpfMode {
 
     fn stands_on(&self) -> Option<Mode> {
         Some(Mode::Nftables)
+    }
+
+    fn is_on_top(&self, config: &Config) -> bool {
+        portwarden_ebpf::is_attached(&config.ebpf.pin_directory)
     }
 
     fn build(&self, context: &BuildContext<'_>) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {

@@ -13,7 +13,7 @@ use portwarden_xtables::{Programs, Variant};
 use tracing::{debug, info};
 
 use super::leftovers::{Leftover, Phase, programs};
-use super::{BuildContext, Entry, Mode, Operations, ReadBack, Section};
+use super::{BuildContext, Entry, Mode, Operations, ReadBack, Section, SourceAddress};
 use crate::config::Config;
 use crate::engine::ModeWords;
 use crate::host::FamilySupport;
@@ -39,6 +39,7 @@ pub(super) static ENTRY: Entry = Entry {
     deprecation: None,
     periods: Section::Iptables,
     masquerade: Section::Iptables,
+    source_address: SourceAddress::Client,
     node_port_addresses: &[],
     operations: &IptablesMode,
 };

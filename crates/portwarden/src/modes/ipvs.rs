@@ -19,7 +19,7 @@ use tracing::{info, warn};
 
 use super::iptables::variants_with_leftovers;
 use super::leftovers::{Leftover, Phase, programs};
-use super::{BuildContext, Deprecation, Entry, Mode, Operations, ReadBack, Section};
+use super::{BuildContext, Deprecation, Entry, Mode, Operations, ReadBack, Section, SourceAddress};
 use crate::config::gates::Feature;
 use crate::config::{Config, ExcludedRanges};
 use crate::engine::ModeWords;
@@ -48,6 +48,7 @@ pub(super) static ENTRY: Entry = Entry {
     }),
     periods: Section::Ipvs,
     masquerade: Section::Iptables,
+    source_address: SourceAddress::Client,
     node_port_addresses: &[],
     operations: &IpvsMode,
 };

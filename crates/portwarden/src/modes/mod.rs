@@ -77,9 +77,9 @@ impl Mode {
         self.entry().operations.read_back(family)
     }
 
-    /// What an explanation of a Service should mention about the mode.
-    pub(crate) fn remark(self) -> Option<&'static str> {
-        self.entry().operations.remark()
+    /// Whose address endpoints see.
+    pub fn source_address(self) -> SourceAddress {
+        self.entry().source_address
     }
 
     /// Whether the mode uses the rules of another one, and has no others.
@@ -96,6 +96,16 @@ impl Mode {
     pub(crate) fn shares_rules_with(self, other: Mode) -> bool {
         let uses = |mode: Mode| mode.entry().operations.stands_on();
         self == other || uses(self) == Some(other) || uses(other) == Some(self)
+    }
+
+    /// The mode that is in force when the kernel has rules of this one, which another mode may use as well.
+    pub(crate) fn in_force_over_rules(self, config: &Config) -> Mode {
+        let rules = self.entry().operations.stands_on().unwrap_or(self);
+        let is_above = |mode: &Mode| {
+            let operations = mode.entry().operations;
+            operations.stands_on() == Some(rules) && operations.is_on_top(config)
+        };
+        Mode::ALL.into_iter().find(is_above).unwrap_or(rules)
     }
 
     /// The rules that a full sync would add, remove or reorder, one line each; `None` if the mode writes no text.
@@ -126,6 +136,15 @@ impl fmt::Display for Mode {
     }
 }
 
+/// Whose address endpoints see as the source of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SourceAddress {
+    /// The client's, unless the connection is masqueraded.
+    Client,
+    /// Always the node's: the proxy itself connects to endpoints.
+    Node,
+}
+
 /// The facts about one mode, and the way to what it does.
 pub(crate) struct Entry {
     /// How the mode appears in logs and metrics.
@@ -140,6 +159,8 @@ pub(crate) struct Entry {
     pub(crate) periods: Section,
     /// Where the configuration file has the masquerade settings.
     pub(crate) masquerade: Section,
+    /// Whose address endpoints see.
+    pub(crate) source_address: SourceAddress,
     /// `nodePortAddresses` when none are given; empty means all addresses.
     pub(crate) node_port_addresses: &'static [&'static str],
     /// What the mode does.
@@ -161,11 +182,6 @@ pub(crate) trait Operations: Sync {
         Ok(None)
     }
 
-    /// What an explanation of a Service should mention about the mode.
-    fn remark(&self) -> Option<&'static str> {
-        None
-    }
-
     /// What the mode makes of a frontend whose desired treatment its mechanism cannot express. `cluster` are the endpoints of policy Cluster.
     fn adapt(&self, desired: ObservedFrontend, _cluster: &BTreeSet<SocketAddr>) -> ObservedFrontend {
         desired
@@ -174,6 +190,11 @@ pub(crate) trait Operations: Sync {
     /// The mode whose rules this one uses, too.
     fn stands_on(&self) -> Option<Mode> {
         None
+    }
+
+    /// For a mode that stands on another: whether the kernel has the part that is its own.
+    fn is_on_top(&self, _config: &Config) -> bool {
+        false
     }
 
     /// The rules that a full sync would add (`+`), remove (`-`) or reorder (`~`) on this node, one line each; `None` if the mode writes no

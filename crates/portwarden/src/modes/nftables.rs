@@ -10,7 +10,7 @@ use portwarden_userspace::{CREATION_FAILURES, LoopbackProxy};
 use tracing::debug;
 
 use super::leftovers::{Leftover, Phase};
-use super::{BuildContext, Entry, Mode, Operations, ReadBack, Section};
+use super::{BuildContext, Entry, Mode, Operations, ReadBack, Section, SourceAddress};
 use crate::config::Config;
 use crate::config::gates::Feature;
 use crate::engine::ModeWords;
@@ -44,6 +44,7 @@ pub(super) static ENTRY: Entry = Entry {
     deprecation: None,
     periods: Section::Nftables,
     masquerade: Section::Nftables,
+    source_address: SourceAddress::Client,
     node_port_addresses: &["primary"],
     operations: &NftablesMode,
 };

@@ -9,7 +9,7 @@ use portwarden_userspace::{Counters, Drain, Options, Userspace};
 use tracing::{debug, info};
 
 use super::leftovers::{Leftover, Phase};
-use super::{BuildContext, Entry, Mode, Operations, ReadBack, Section};
+use super::{BuildContext, Entry, Mode, Operations, ReadBack, Section, SourceAddress};
 use crate::config::Config;
 use crate::engine::ModeWords;
 use crate::metrics::{MetricError, Metrics};
@@ -21,6 +21,7 @@ pub(super) static ENTRY: Entry = Entry {
     deprecation: None,
     periods: Section::Iptables,
     masquerade: Section::Iptables,
+    source_address: SourceAddress::Node,
     node_port_addresses: &[],
     operations: &UserspaceMode,
 };
@@ -42,12 +43,6 @@ impl Operations for UserspaceMode {
     fn read_back(&self, family: Family) -> anyhow::Result<Option<Box<dyn ReadBack>>> {
         let read = portwarden_userspace::ReadBack::read(family)?;
         Ok(read.map(|read| Box::new(read) as Box<dyn ReadBack>))
-    }
-
-    fn remark(&self) -> Option<&'static str> {
-        Some(
-            "In mode userspace the proxy chooses the endpoint and connects to it, so the endpoint sees an address of this node, not the client's.",
-        )
     }
 
     fn build(&self, context: &BuildContext<'_>) -> anyhow::Result<Vec<Box<dyn Dataplane>>> {

@@ -133,7 +133,7 @@ fn run(
 /// The mode to start in: `MODE`, or nftables.
 fn first_mode() -> Result<&'static str> {
     let wanted = std::env::var("MODE").unwrap_or_else(|_| "nftables".to_owned());
-    let known = ["nftables", "iptables", "userspace"];
+    let known = ["nftables", "iptables", "ipvs", "userspace", "ebpf"];
     known
         .into_iter()
         .find(|mode| *mode == wanted)

@@ -141,6 +141,10 @@ impl Keeper {
                     break;
                 }
                 let mut outcome = connection.exchange()?;
+                // Mode ebpf ends a connected socket whose endpoint has left, and a program opens another one.
+                if self.target.transport == Transport::Udp && matches!(outcome, Outcome::Reset) {
+                    break;
+                }
                 // A datagram may be under way when the flow is sent to another endpoint; the next one must not be.
                 if self.target.transport == Transport::Udp && !outcome.is_answered() {
                     started = Instant::now();

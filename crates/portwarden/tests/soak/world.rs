@@ -17,7 +17,7 @@ use portwarden_testkit::netns::Process;
 use portwarden_testkit::oracle::Served;
 use portwarden_testkit::rig::{Object, Rig};
 use portwarden_testkit::topology::addresses::{CLUSTER_CIDR, EXTERNAL_IPS, NODE, SERVICE_CIDR, VIPS};
-use portwarden_testkit::{Host, Topology, Transport, wait};
+use portwarden_testkit::{Host, Topology, Transport, bpf, wait};
 
 use crate::actions::{Action, Condition, Damage, Heal, Member, PODS, REMOTE_PODS, Reload, SERVICES, Shape};
 use crate::damage;
@@ -61,6 +61,8 @@ pub(crate) struct World {
     folder: PathBuf,
     binary: PathBuf,
     marks: u16,
+    /// Flags with the place where mode ebpf attaches and keeps its programs.
+    place: Vec<String>,
 }
 
 /// What the configuration file says.
@@ -75,6 +77,8 @@ struct Configuration {
 impl World {
     /// A cluster with its Services, served by the binary and under traffic.
     pub(crate) fn start(binary: &Path, folder: &Path, mode: &'static str) -> Result<World> {
+        // Before any process starts, so that programs see the sockets of all of them, and of nothing else.
+        let place = if mode == "ebpf" { place_of_programs()? } else { Vec::new() };
         let pods = (u8::try_from(PODS)?, u8::try_from(REMOTE_PODS)?);
         let topology = Topology::builder().pods(pods.0).remote_pods(pods.1).build()?;
         let mut served = Served::new();
@@ -107,6 +111,7 @@ impl World {
             folder: folder.to_owned(),
             binary: binary.to_owned(),
             marks: 0,
+            place,
         };
         world.ledger.set_mode(mode);
         for number in 0..SERVICES {
@@ -302,6 +307,7 @@ impl World {
         let command = self.topology.node().command(&self.binary.display().to_string());
         let process = command
             .args(["--config", &config.display().to_string(), "--hostname-override=node-a"])
+            .args(&self.place)
             // A lock of its own: other tests must not wait for this one.
             .env("XTABLES_LOCKFILE", self.folder.join("xtables.lock"))
             .spawn_logging(log)?;
@@ -416,8 +422,8 @@ impl World {
 impl Configuration {
     fn text(&self, kubeconfig: &Path) -> String {
         let mode = self.mode;
-        // Mode userspace has the settings of iptables mode.
-        let section = if mode == "nftables" { mode } else { "iptables" };
+        // Modes ipvs and userspace have the settings of iptables mode, and mode ebpf those of nftables mode.
+        let section = if matches!(mode, "nftables" | "ebpf") { "nftables" } else { "iptables" };
         let period = match self.min_sync_period {
             0 => String::new(),
             milliseconds => format!(", minSyncPeriod: {milliseconds}ms"),
@@ -433,6 +439,13 @@ impl Configuration {
             self.masquerade_all
         )
     }
+}
+
+fn place_of_programs() -> Result<Vec<String>> {
+    Ok(vec![
+        format!("--ebpf-cgroup-root={}", bpf::cgroup()?.display()),
+        format!("--ebpf-pin-directory={}", bpf::pin_directory("soak")?.display()),
+    ])
 }
 
 /// Every kind of address, from everywhere, for each Service.

@@ -113,8 +113,7 @@ fn run(request: &Request) -> anyhow::Result<Answer> {
     };
     let code = if check.differs() || explained.is_unserved() { BAD } else { GOOD };
     let json = serde_json::json!({ "explanation": explained, "mode": mode.as_str(), "kernel": check });
-    let remark = mode.remark().map(|remark| format!("{remark}\n")).unwrap_or_default();
-    Ok(Answer { text: text::of(&explained, &check) + &remark, json, code })
+    Ok(Answer { text: text::of(&explained, &check), json, code })
 }
 
 impl Question {
@@ -206,8 +205,9 @@ fn from_process(client: &Client, question: &Question) -> anyhow::Result<Found> {
 
 fn from_source(config: &Config, question: &Question) -> anyhow::Result<Found> {
     let cluster = explain::read_cluster(config, flags::reported_version(None))?;
+    let source = config.mode.source_address();
     let explained = match question {
-        Question::Service(service) => match explain_service(&cluster, service) {
+        Question::Service(service) => match explain_service(&cluster, service, source) {
             Some(explanation) => Explained::Service(explanation),
             None => {
                 let reason = format!(
@@ -216,7 +216,9 @@ fn from_source(config: &Config, question: &Question) -> anyhow::Result<Found> {
                 return Ok(Found::Unknown(unknown(&reason, &similar_services(&cluster, service))));
             }
         },
-        Question::Packet { packet, .. } => Explained::Packet(Box::new(explain_packet(&cluster, *packet))),
+        Question::Packet { packet, .. } => {
+            Explained::Packet(Box::new(explain_packet(&cluster, *packet, source)))
+        }
     };
     Ok(Found::Explained(explained, config.mode))
 }

@@ -144,3 +144,18 @@ fn flows_are_cleaned_when_a_refused_service_is_accepted() {
     bench.pass(5 * SECOND);
     assert_eq!(bench.flows.asked.lock().unwrap().len(), 1);
 }
+
+#[test]
+fn a_frontend_that_went_while_its_service_was_refused_is_cleaned_when_it_is_accepted() {
+    let mut bench = Bench::synced(dns());
+    bench.pass(SECOND);
+    let refused = RefusedService { service: name("dns"), reason: "no room".to_owned() };
+    bench.v4.reply(Reply::Refuse(vec![refused]));
+    bench.engine.apply(vec![service("dns", 2, "TCP", |_| {})]);
+    bench.turn();
+    // The old rules are still in the kernel, and let in flows after the first removal.
+    bench.flows.asked.lock().unwrap().clear();
+    bench.pass(5 * SECOND);
+    let asked = bench.flows.asked.lock().unwrap();
+    assert!(matches!(asked.as_slice(), [(_, changes)] if changes.gone.len() == 1), "{asked:?}");
+}

@@ -263,6 +263,19 @@ fn a_node_that_never_comes_is_done_without() {
 }
 
 #[test]
+fn refused_services_do_not_count_as_in_force() {
+    let lines = logged(|| {
+        let mut bench = Bench::with(Settings::new("here"), NodeWait::NONE);
+        let refused = RefusedService { service: name("web"), reason: "no room".to_owned() };
+        bench.v4.reply(Reply::Refuse(vec![refused]));
+        bench.list([web(), vec![service("dns", 2, "UDP", |_| {})]].concat());
+        bench.turn();
+    });
+    assert!(lines.contains("The rules are in force services=1"), "{lines}");
+    assert!(lines.contains("The kernel refuses Services"), "{lines}");
+}
+
+#[test]
 fn what_the_first_sync_waits_for_is_logged() {
     let lines = logged(|| {
         let settings = Settings { detect_local: DetectLocal::NodeCidr, ..Settings::new("here") };

@@ -37,6 +37,30 @@ export async function get(path, signal) {
   return body;
 }
 
+/**
+ * Decides when to load something again: after syncs, at most once per interval. A sync soon after a load is not forgotten, only loaded later.
+ * The loader calls `started` first of all.
+ */
+export function refresher(live, interval, load) {
+  const versionOf = (status) => `${status.totals.syncs} ${status.refused.count}`;
+  let latest = live.status ? versionOf(live.status) : null;
+  let loaded = null;
+  let loadedAt = 0;
+  let timer = null;
+  return {
+    started() {
+      loaded = latest;
+      loadedAt = Date.now();
+    },
+    status(status) {
+      latest = versionOf(status);
+      if (latest === loaded || document.hidden) return;
+      timer ??= setTimeout(() => { timer = null; load(); }, Math.max(0, loadedAt + interval - Date.now()));
+    },
+    stop: () => clearTimeout(timer),
+  };
+}
+
 const whole = new Intl.NumberFormat("en");
 
 export function number(value) {

@@ -1,18 +1,17 @@
 // One Service: what each address does and why, with a picture for every port.
 
-import { get, h, mark, problem } from "./dom.js";
+import { get, h, mark, problem, refresher } from "./dom.js";
 import { portSection } from "./picture.js";
 
 const REFRESH = 2000;
 
 export function service(live, name) {
   const content = h("div", { class: "stack" });
-  let seen = null;
-  let loadedAt = 0;
+  const refresh = refresher(live, REFRESH, () => load());
   let shown = "";
 
   async function load() {
-    loadedAt = Date.now();
+    refresh.started();
     try {
       const found = await get(`/api/explain?service=${encodeURIComponent(name)}`);
       const text = JSON.stringify(found);
@@ -31,11 +30,8 @@ export function service(live, name) {
     element: h("article", { class: "stack" },
       h("p", { class: "crumbs" }, h("a", { href: "#/services" }, "Services"), " / ", name.split("/")[0]),
       h("h1", null, name), content),
-    status(status) {
-      const version = status.totals.syncs;
-      if (seen !== null && seen !== version && Date.now() - loadedAt > REFRESH && !document.hidden) load();
-      if (seen === null || Date.now() - loadedAt < REFRESH) seen = version;
-    },
+    status: refresh.status,
+    leave: refresh.stop,
   };
 }
 

@@ -1,6 +1,6 @@
 // The list of Services. The server searches and pages; the browser never has more than one page.
 
-import { STATES, count, get, h, mark, number, problem, serviceLink } from "./dom.js";
+import { STATES, count, get, h, mark, number, problem, refresher, serviceLink } from "./dom.js";
 
 const REFRESH = 3000;
 const TYPING = 150;
@@ -23,8 +23,7 @@ export function services(live, _, query) {
   let pages = 1;
   let typing = null;
   let running = null;
-  let seen = null;
-  let loadedAt = 0;
+  const refresh = refresher(live, REFRESH, () => load());
 
   function later() {
     clearTimeout(typing);
@@ -42,7 +41,7 @@ export function services(live, _, query) {
   async function load() {
     running?.abort();
     running = new AbortController();
-    loadedAt = Date.now();
+    refresh.started();
     const parameters = new URLSearchParams({ query: state.text, page: state.page });
     if (state.troubled) parameters.set("state", "troubled");
     history.replaceState(null, "", `#/services?${parameters}`);
@@ -88,18 +87,13 @@ export function services(live, _, query) {
         h("thead", null, h("tr", null, ["State", "Service", "Cluster IPs", "Ports", "Also at", "Endpoints used"].map((text) => h("th", { scope: "col" }, text)))),
         body)),
       h("div", { class: "bar pager" }, previous, where, next)),
-    // Reads the page again after syncs, but not all the time.
-    status(status) {
-      const version = `${status.totals.syncs} ${status.refused.count}`;
-      if (seen !== null && seen !== version && Date.now() - loadedAt > REFRESH && !document.hidden) load();
-      if (seen === null || Date.now() - loadedAt < REFRESH) seen = version;
-    },
+    status: refresh.status,
     search: () => { input.focus(); input.select(); },
     key(event) {
       if (event.key === "ArrowLeft") turn(-1);
       if (event.key === "ArrowRight") turn(1);
     },
-    leave: () => { running?.abort(); clearTimeout(typing); },
+    leave: () => { running?.abort(); clearTimeout(typing); refresh.stop(); },
   };
 }
 
