@@ -68,6 +68,7 @@ test:
 	    scripts/image --debug; \
 	    $(CARGO) test --locked -p portwarden --features profiling --test image; \
 	fi
+	@scripts/test-demo
 	@scripts/test-uml
 
 bench: setup

@@ -14,7 +14,7 @@ use portwarden_testkit::{Host, Topology, Transport, wait};
 
 /// Pods 0 to 4 can serve the web; pod 5 answers UDP.
 const WEB_PODS: u8 = 5;
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What Portwarden is started with, besides manifests and mode.
 const SETTINGS: &[&str] = &[

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_and_panics_are_told_apart_from_success() {
+    fn failures_and_panics_differ_from_success() {
         let trial = |name: &str, work: fn() -> Result<()>| Trial {
             group: "group".to_owned(),
             name: name.to_owned(),

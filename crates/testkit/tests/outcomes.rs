@@ -104,7 +104,7 @@ fn rejected_is_not_dropped_and_a_reset_is_not_an_icmp_message() {
 }
 
 #[test]
-fn rejections_are_told_to_everyone_who_asks() {
+fn rejections_are_reported_to_every_client() {
     // More than the kernel's rate limit for ICMP would let through.
     let topology = serving_cluster();
     rules(&topology, &meet_with("reject"));
@@ -171,7 +171,7 @@ fn no_route_is_unreachable() {
 }
 
 #[test]
-fn a_probe_speaks_from_where_it_is_told() {
+fn a_probe_uses_the_source_that_it_is_given() {
     let topology = serving_cluster();
     let target = SocketAddr::new(topology.pod(0).ip().v6.into(), BACK);
     for transport in TRANSPORTS {

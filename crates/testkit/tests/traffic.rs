@@ -136,7 +136,7 @@ fn a_load_keeps_its_rate_while_nothing_answers() {
 }
 
 #[test]
-fn random_choice_is_told_from_a_biased_one() {
+fn random_choice_differs_from_a_biased_one() {
     let topology = serving_cluster();
     let pods: Vec<_> = topology.pods().iter().chain(topology.remote_pods()).collect();
     let choose = |choices: u32| {

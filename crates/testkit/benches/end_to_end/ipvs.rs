@@ -50,18 +50,29 @@ pub(crate) fn measure(subject: &Subject, size: Size, plan: &Plan) -> Result<Run>
     let mut running = subject.start(stage.topology.node(), "ipvs", &stage.kubeconfig, stage.folder.path())?;
     let wanted = usize::try_from(size.services)? + stage.sentinels();
     let last = service_ip(size.services - 1);
-    if !await_servers(&mut kernel, &mut running, last, wanted, plan.timeout)?
-        || !await_address(&mut route, last, plan.timeout)?
-        || !stage.await_sync(&mut running, plan.timeout, &mut run.memory)?
-    {
-        run.start_at_least_seconds = Some(plan.timeout.as_secs_f64());
-        run.notes.push(format!(
-            "not synced within {:?}, with {} of {wanted} virtual servers and {:.1} MB; nothing else was measured",
-            plan.timeout,
-            kernel.servers()?.len(),
-            running.resident()? as f64 / 1e6
-        ));
-        print_line(run.notes.last().map_or("", String::as_str));
+    let synced = match await_servers(&mut kernel, &mut running, last, wanted, plan.timeout) {
+        Ok(there) => Ok(there
+            && await_address(&mut route, last, plan.timeout)?
+            && stage.await_sync(&mut running, plan.timeout, &mut run.memory)?),
+        Err(error) => Err(error),
+    };
+    let why_not = match synced {
+        Ok(true) => None,
+        Ok(false) => Some(format!("not synced within {:?}", plan.timeout)),
+        // Of what it is compared with, the figures so far are worth keeping.
+        Err(error) if !subject.ours => Some(format!("{error:#}\n   not synced")),
+        Err(error) => return Err(error),
+    };
+    if let Some(why_not) = why_not {
+        run.start_at_least_seconds = Some(began.elapsed().as_secs_f64());
+        let memory =
+            running.resident().map_or(String::new(), |bytes| format!(" and {:.1} MB", bytes as f64 / 1e6));
+        let servers = kernel.servers()?.len();
+        let note = format!(
+            "{why_not}, with {servers} of {wanted} virtual servers{memory}; nothing else was measured"
+        );
+        print_line(&note);
+        run.notes.push(note);
         return Ok(run);
     }
     let (elapsed, processor) = (began.elapsed().as_secs_f64(), running.processor()?.as_secs_f64());

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_grow_over_all_kinds_and_the_past_can_be_told() {
+    fn versions_grow_over_all_kinds_and_the_past_can_be_listed() {
         let mut store = Store::default();
         let web = store.apply(service("web").into());
         let pods = store.apply(slice("web", "web-1").into());

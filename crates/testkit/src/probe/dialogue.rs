@@ -183,6 +183,9 @@ impl Dialogue {
             }
             (Errno::ECONNREFUSED, _) => Outcome::Refused(Refusal::Reset),
             (Errno::ECONNRESET | Errno::EPIPE, _) => Outcome::Reset,
+            // This host ended the socket, as mode ebpf does when the endpoint of a connected UDP socket leaves: those who wait are woken, and
+            // those who send find it without a peer.
+            (Errno::ECONNABORTED | Errno::EDESTADDRREQ, _) => Outcome::Reset,
             (Errno::ETIMEDOUT, _) => self.silence(),
             (Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::EACCES | Errno::EPROTO, _) => {
                 Outcome::Unreachable(error)
