@@ -17,7 +17,10 @@
 //! | `refused_services.rs` | Services that the kernel refuses |
 //! | `repair.rs` | how fast changes by other processes are undone |
 //! | `flows.rs`, `conntrack.rs` | removing stale flows after syncs |
+//! | `notifications.rs` | what dataplanes detect outside of a sync |
+//! | `outcomes.rs` | what became of a sync, in health, metrics and the log |
 //! | `outputs.rs` | what the engine publishes: health-check ports, notices |
+//! | `parts.rs` | what an engine is built from, messages, errors |
 
 mod clock;
 mod conntrack;
@@ -28,7 +31,10 @@ mod heartbeat;
 mod inbox;
 mod memory_return;
 mod node_wait;
+mod notifications;
+mod outcomes;
 mod outputs;
+mod parts;
 mod problem_log;
 mod refused_services;
 mod repair;
@@ -39,17 +45,14 @@ mod sync_set;
 mod tests;
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use portwarden_model::{
-    Changes, Cluster, Dataplane, Event, Family, GoneFrontend, NamespacedName, Notification, PacerConfig,
-    PerFamily, Problem, RefusedService, Settings,
-};
+use portwarden_model::{Changes, Cluster, Event, Family, GoneFrontend, PerFamily, Problem};
 use portwarden_source::{Health, Update};
-use tracing::{debug, error, info, trace, warn};
+use tracing::{error, info};
 
 use crate::health::SharedHealth;
-use crate::introspection::{Activity, SyncRecord};
+use crate::introspection::Activity;
 use crate::metrics::Metrics;
 
 pub use clock::{Clock, Moment};
@@ -59,119 +62,17 @@ pub use flows::{Flows, FlowsError};
 pub use heartbeat::{Heartbeat, Stage};
 pub use inbox::{Handle, Inbox, inbox};
 pub use outputs::{EngineOutputs, EngineReceivers, HealthCheckPorts, Notice};
+pub use parts::{
+    Check, EngineError, EngineParts, Message, ModeWords, Reconfiguration, RemoveLeftovers, Replacement,
+};
 pub use run::run;
 
 use event_intake::{EventIntake, Readiness};
-use family_sync::{Done, Failure, FamilySync, Outcome};
+use family_sync::Outcome;
 use flows::Cleanup;
 use node_wait::Missing;
 use problem_log::ProblemLog;
 use sync_set::SyncSet;
-
-/// A message to the engine.
-pub enum Message {
-    /// Events, problems or the status of the source.
-    Update(Update),
-    /// The configuration changed.
-    Reconfigure(Box<Reconfiguration>),
-    /// Runs a function on the cluster, for `explain` and checks.
-    Inspect(Box<dyn FnOnce(&Cluster) + Send>),
-    /// The process ends; the kernel keeps its rules.
-    Stop,
-}
-
-/// What a changed configuration means for the engine.
-pub struct Reconfiguration {
-    /// The model's settings.
-    pub settings: Settings,
-    /// When syncs may happen.
-    pub pacing: PacerConfig,
-    /// Other dataplanes, if the mode or its options changed.
-    pub dataplanes: Option<Replacement>,
-}
-
-/// Dataplanes that replace the current ones.
-pub struct Replacement {
-    /// The mode that they belong to.
-    pub words: ModeWords,
-    /// Together they serve all families.
-    pub dataplanes: Vec<Box<dyn Dataplane>>,
-    /// Removes what the current ones leave behind, once the new ones have installed everything. `None` if the new ones use the same
-    /// objects.
-    pub remove_leftovers: Option<RemoveLeftovers>,
-}
-
-/// How a mode appears in logs and metrics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ModeWords {
-    /// As in `--proxy-mode`.
-    pub name: &'static str,
-    /// The log message of a failed sync. Alerts search for it.
-    pub sync_failed: &'static str,
-    /// The counters that the mode's dataplanes report, with their help texts. They are visible before they count anything.
-    pub counters: &'static [(&'static str, &'static str)],
-}
-
-/// Removes the leftovers of other proxies and modes. Called once, when our rules are complete; must not block.
-pub type RemoveLeftovers = Box<dyn FnOnce() + Send>;
-
-/// Checks whether the configuration fits the node, once that is known.
-pub type Check = Box<dyn FnOnce(&Cluster) -> Result<(), String> + Send>;
-
-/// Everything that an engine is built from.
-pub struct EngineParts {
-    /// The model's settings.
-    pub settings: Settings,
-    /// The mode that the dataplanes belong to.
-    pub words: ModeWords,
-    /// Together they serve all families.
-    pub dataplanes: Vec<Box<dyn Dataplane>>,
-    /// When syncs may happen.
-    pub pacing: PacerConfig,
-    /// How long the first sync waits for the Node.
-    pub node_wait: NodeWait,
-    /// Removes leftovers of other programs and modes after the first syncs.
-    pub remove_leftovers: Option<RemoveLeftovers>,
-    /// Inspects the cluster before the first sync: an error ends the engine.
-    pub check: Check,
-    /// How flows are removed.
-    pub flows: Box<dyn Flows>,
-    /// Gets the state of every family.
-    pub health: SharedHealth,
-    /// Gets counts and durations.
-    pub metrics: Metrics,
-    /// Channels to the tasks of the runtime.
-    pub outputs: EngineOutputs,
-    /// Shows progress to the watchdog.
-    pub heartbeat: Heartbeat,
-    /// Gets what happens, for the introspection server.
-    pub activity: Activity,
-    /// Tests replace it.
-    pub clock: Clock,
-}
-
-/// Why the engine failed.
-#[derive(Debug, thiserror::Error)]
-pub enum EngineError {
-    /// Pod traffic is identified by the Node's pod ranges, and the Node does not get any.
-    #[error(
-        "timeout waiting for PodCIDR allocation on node {0:?}; detectLocalMode NodeCIDR needs spec.podCIDRs on the Node: check that the \
-         controller manager allocates node CIDRs, or choose another detectLocalMode"
-    )]
-    NoPodCidrs(String),
-    /// Pod traffic is identified by the Node's pod ranges, and there is no Node.
-    #[error(
-        "timeout waiting for node {0:?} to exist; detectLocalMode NodeCIDR needs its spec.podCIDRs: check that the kubelet runs and \
-         registers under this name (see --hostname-override), or choose another detectLocalMode"
-    )]
-    NoNode(String),
-    /// The configuration does not fit the node.
-    #[error("{0}")]
-    Misconfigured(String),
-    /// The thread cannot sleep on its descriptors.
-    #[error("cannot wait for events on the engine's descriptors")]
-    Wait(#[source] std::io::Error),
-}
 
 /// The engine's state.
 pub struct Engine {
@@ -346,79 +247,6 @@ impl Engine {
         }
     }
 
-    fn notified(&mut self, notification: Notification, now: Moment) {
-        match notification {
-            Notification::Tampered { family, what } => self.tampered(family, &what, now),
-            Notification::Ready { family } => {
-                self.syncs.of(family).for_each(|sync| sync.ready(now.instant));
-            }
-            Notification::Refused { family, refused } => {
-                // During a change of mode there are two of a family, and both must know.
-                let report = |sync: &mut FamilySync| sync.refused_late(refused.clone(), now.instant);
-                let news: Vec<bool> = self.syncs.of(family).map(report).collect();
-                if news.contains(&true) {
-                    self.report_refused(family, &refused);
-                }
-                self.show_refused(family);
-            }
-            Notification::Accepted { family, service } => {
-                let known: Vec<BTreeSet<GoneFrontend>> =
-                    self.syncs.of(family).filter_map(|sync| sync.accepted_late(&service)).collect();
-                if !known.is_empty() {
-                    self.report_accepted(family, &service);
-                }
-                let gone: BTreeSet<GoneFrontend> = known.into_iter().flatten().collect();
-                if !gone.is_empty() {
-                    self.cleanup.request(family, false, gone, now.instant);
-                }
-                self.show_refused(family);
-            }
-            Notification::Restored { family, written } => self.restored(family, written, now),
-            Notification::Counts { family, counts } => self.metrics.mode.count(family, &counts),
-        }
-    }
-
-    fn tampered(&mut self, family: Family, what: &str, now: Moment) {
-        let news: Vec<bool> = self.syncs.of(family).filter_map(|sync| sync.tampered(now.instant)).collect();
-        if news.is_empty() {
-            return;
-        }
-        self.metrics.own.tampering.with_label_values(&[family.as_str()]).inc();
-        if news.contains(&true) {
-            warn!(ipFamily = %family, what, "Another process changed our rules; restoring them");
-        }
-        self.activity.tampered(family, what, now);
-        self.health.queued(family, now.instant);
-        self.metrics.sync.queued(family, now.wall);
-    }
-
-    /// A comparison found what no notification had named.
-    fn restored(&mut self, family: Family, written: usize, now: Moment) {
-        let label = &[family.as_str()];
-        self.metrics.own.tampering.with_label_values(label).inc();
-        self.metrics.own.written.with_label_values(label).inc_by(written as u64);
-        warn!(ipFamily = %family, written, "Part of our rules was missing or changed; it is restored");
-        self.activity.tampered(family, &format!("{written} elements differed and were restored"), now);
-        // While rules were missing, flows may have passed without redirection.
-        self.cleanup.request(family, true, BTreeSet::new(), now.instant);
-    }
-
-    fn report_accepted(&self, family: Family, service: &NamespacedName) {
-        info!(ipFamily = %family, %service, "The kernel accepts a Service that it had refused");
-        self.activity.accepted(family, service, (self.clock)());
-    }
-
-    fn report_refused(&self, family: Family, refused: &RefusedService) {
-        error!(ipFamily = %family, service = %refused.service, err = refused.reason, "The kernel refuses a Service; all others are in force");
-        self.activity.refused(family, refused, (self.clock)());
-        self.outputs.notice(Notice::Refused { family, refused: refused.clone() });
-    }
-
-    fn show_refused(&mut self, family: Family) {
-        let count: usize = self.syncs.of(family).map(|sync| sync.refused_now()).sum();
-        self.metrics.own.refused_services.with_label_values(&[family.as_str()]).set(count as f64);
-    }
-
     /// Descriptors that are readable when [`Engine::poll_dataplanes`] has something to do.
     pub fn watch_fds(&self) -> Vec<std::os::fd::BorrowedFd<'_>> {
         self.syncs.watch_fds()
@@ -512,124 +340,5 @@ impl Engine {
             self.log_in_force();
         }
         Ok(())
-    }
-
-    /// One line after the first syncs: what is in force.
-    fn log_in_force(&self) {
-        let families = self.syncs.families();
-        let mut services = BTreeSet::new();
-        let mut refused = BTreeSet::new();
-        for family in &families {
-            for (name, _) in self.cluster.desired(*family).services() {
-                let list = if self.syncs.is_refused(*family, name) { &mut refused } else { &mut services };
-                list.insert(name);
-            }
-        }
-        if !refused.is_empty() {
-            warn!(
-                services = refused.len(),
-                "The kernel refuses Services; see the errors above, and portwarden status"
-            );
-        }
-        if services.is_empty() {
-            if refused.is_empty() {
-                warn!(
-                    "No Service is known, so nothing is proxied; check --manifests, or what the API server lists"
-                );
-            }
-            return;
-        }
-        let endpoints: Vec<String> = families
-            .iter()
-            .map(|family| format!("{family}: {}", self.cluster.desired(*family).totals().endpoints))
-            .collect();
-        info!(services = services.len(), endpoints = endpoints.join(", "), "The rules are in force");
-    }
-
-    fn succeeded(&mut self, words: ModeWords, family: Family, done: Done) {
-        let mode = words.name;
-        let now = (self.clock)();
-        let desired = self.cluster.desired(family);
-        let label = &[family.as_str()];
-        self.metrics.sync.attempted(family, done.report.full, done.took);
-        self.metrics.sync.succeeded(family, now.wall, desired.totals(), &done.changes.trigger_times);
-        self.metrics.mode.show(family, &done.report.gauges);
-        self.metrics.mode.count(family, &done.report.counts);
-        self.metrics.own.written.with_label_values(label).inc_by(done.report.written as u64);
-        self.metrics.own.refused_services.with_label_values(label).set(done.refused_now as f64);
-        let waited = self.health.oldest_queued(family);
-        let record = SyncRecord {
-            at: now,
-            family,
-            mode,
-            full: done.changes.full || done.report.full,
-            took: done.took,
-            change_to_kernel: waited.map(|since| now.instant.saturating_duration_since(since)),
-            written: done.report.written,
-            services: done.changes.services.len(),
-            error: None,
-        };
-        self.activity.synced(record, desired);
-        self.health.updated(family, now.instant);
-        for trigger in &done.changes.trigger_times {
-            let nanos = now.wall.as_nanos().saturating_sub(trigger.as_nanos());
-            let elapsed = Duration::from_nanos(u64::try_from(nanos).unwrap_or_default());
-            trace!(ipFamily = %family, ?elapsed, "Network programming");
-        }
-        debug!(
-            ipFamily = %family, mode, full = done.report.full, services = desired.services().len(),
-            endpoints = desired.totals().endpoints, written = done.report.written, elapsed = ?done.took,
-            "SyncProxyRules complete"
-        );
-        if done.failures > 0 {
-            info!(ipFamily = %family, mode, failures = done.failures, "Syncs succeed again");
-        }
-        if let Some(elapsed) = done.repaired {
-            let ms = elapsed.as_millis();
-            info!(ipFamily = %family, mode, written = done.report.written, "Our rules are complete again: repaired in {ms} ms");
-        }
-        for refused in &done.refused.fresh {
-            self.report_refused(family, refused);
-        }
-        for service in &done.refused.recovered {
-            self.report_accepted(family, service);
-        }
-        self.outputs.health_checks(desired, &done.changes);
-        // Before a full sync rules may have been missing, so flows may have passed without redirection.
-        let full = done.changes.full || done.report.full;
-        // While a Service was refused, its old rules led flows to endpoints that may have left meanwhile.
-        let accepted = !done.refused.recovered.is_empty();
-        let concerned = full || accepted || done.changes.udp || !done.changes.gone.is_empty();
-        if concerned && !done.report.flows_removed {
-            self.cleanup.request(family, full, done.changes.gone, now.instant);
-        }
-    }
-
-    fn unfinished(&self, words: ModeWords, family: Family, failure: &Failure) {
-        self.metrics.mode.count(family, &failure.error.report.counts);
-        let reason = crate::logging::chain(failure.error.source.as_ref());
-        info!(ipFamily = %family, mode = words.name, reason, elapsed = ?failure.took, "The sync continues in the background");
-    }
-
-    fn failed(&self, words: ModeWords, family: Family, failure: &Failure) {
-        let (mode, applied) = (words.name, &failure.error.report);
-        self.metrics.sync.attempted(family, failure.full, failure.took);
-        self.metrics.mode.count(family, &applied.counts);
-        self.metrics.own.written.with_label_values(&[family.as_str()]).inc_by(applied.written as u64);
-        let err = crate::logging::chain(failure.error.source.as_ref());
-        error!(ipFamily = %family, err = err.as_str(), applied = applied.written, "{}", words.sync_failed);
-        self.activity.sync_failed(SyncRecord {
-            at: (self.clock)(),
-            family,
-            mode,
-            full: failure.full,
-            took: failure.took,
-            change_to_kernel: None,
-            written: applied.written,
-            services: 0,
-            error: Some(err),
-        });
-        let retrying = failure.retry.map(|at| at.saturating_duration_since((self.clock)().instant));
-        info!(ipFamily = %family, mode, retryingTime = ?retrying.unwrap_or_default(), "Sync failed");
     }
 }
