@@ -18,7 +18,8 @@
 //! | what the kernel has, for `portwarden explain` | `read_back.rs`, `redirect/nftables/redirections.rs` |
 //! | node ports on 127.0.0.1 and ::1 beside mode nftables | `loopback.rs` |
 //! | TCP listeners, the address they are on | `dataplane/sockets.rs` |
-//! | listeners that go from process to process | `core/handover.rs` |
+//! | sockets that go from process to process, which process reads UDP | `core/handover.rs`, `core/shared_udp.rs` |
+//! | UDP sessions | `core/udp.rs` |
 //! | threads that move bytes, which of them has a connection, draining | `core/workers.rs` |
 //! | accepting, limits, exhausted descriptors | `core/accept.rs`, `core/limits.rs` |
 //! | which endpoint, session affinity, dials in flight | `core/balancer.rs` |

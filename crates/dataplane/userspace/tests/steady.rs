@@ -15,7 +15,7 @@ use portwarden_testkit::Namespace;
 use portwarden_testkit::build::node;
 use portwarden_testkit::rig::Object;
 use portwarden_userspace::{Drain, Options, Userspace};
-use support::{CLUSTER_IP, NODE, Node, connect, echo, letter, on_node, start, start_with, web};
+use support::{CLUSTER_IP, NODE, Node, connect, echo, letter, on_node, rounds, start, start_with, web};
 
 /// How many connections were answered (`None`) or failed, and how.
 type Outcomes = BTreeMap<Option<ErrorKind>, u32>;
@@ -64,14 +64,6 @@ impl Clients {
             }
         }
         Ok(all)
-    }
-}
-
-/// How often one dataplane takes over from another. A stress test sets more.
-fn rounds() -> Result<u32> {
-    match std::env::var("PORTWARDEN_ROUNDS") {
-        Ok(text) => text.parse().context("PORTWARDEN_ROUNDS is not a number"),
-        Err(_) => Ok(12),
     }
 }
 

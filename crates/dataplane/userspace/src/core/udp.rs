@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{SocketAddr, UdpSocket as StdUdpSocket};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,18 +18,19 @@ use tracing::{debug, trace, warn};
 use super::accept::{Shared, Target};
 use super::counters::{Counted, Open};
 use super::datagrams::{self, Datagrams};
+use super::shared_udp::SharedUdp;
 use super::socket::dialler_udp;
 
 /// A session that has had no reply yet may be idle this long, however short the idle limit: name servers that ask others are slow.
 const FIRST_REPLY: Duration = Duration::from_secs(5);
 
-/// An open UDP port with its sessions. All of them end when this is dropped.
+/// An open UDP port with its sessions. All of them end when this is dropped, unless the next process has the socket: then they end when they are idle,
+/// so that replies which are on their way reach their clients.
 #[derive(Debug)]
 pub(crate) struct UdpListener {
     reader: AbortHandle,
-    sessions: Arc<Sessions>,
-    /// Sessions of endpoints that left: no datagram goes there any more, but replies that are on their way still reach the client.
-    leaving: Mutex<Vec<Session>>,
+    socket: Arc<SharedUdp>,
+    sessions: Arc<Mutex<Sessions>>,
 }
 
 /// Where the datagrams of a port go.
@@ -41,7 +42,12 @@ pub(crate) struct UdpRoute {
     pub(crate) timeout: Duration,
 }
 
-type Sessions = Mutex<HashMap<SocketAddr, Session>>;
+#[derive(Debug, Default)]
+struct Sessions {
+    by_client: HashMap<SocketAddr, Session>,
+    /// Sessions of endpoints that left: no datagram goes there any more, but replies that are on their way still reach the client.
+    leaving: Vec<Session>,
+}
 
 /// A client and its endpoint. The task that carries replies ends when this is dropped.
 #[derive(Debug)]
@@ -61,56 +67,56 @@ impl Drop for Session {
 
 /// An open port, as its tasks see it.
 struct Port {
-    socket: UdpSocket,
+    socket: Arc<SharedUdp>,
     /// Of clients and endpoints.
     family: Family,
     route: UdpRoute,
     shared: Arc<Shared>,
-    sessions: Arc<Sessions>,
+    sessions: Arc<Mutex<Sessions>>,
     start: Instant,
 }
 
 impl UdpListener {
-    /// Serves a bound socket on a worker.
+    /// Serves a socket on the worker that it was opened for.
     pub(crate) fn start(
         worker: &Handle,
-        (family, socket): (Family, StdUdpSocket),
+        (family, socket): (Family, Arc<SharedUdp>),
         route: UdpRoute,
         shared: &Arc<Shared>,
     ) -> Self {
-        let sessions: Arc<Sessions> = Arc::default();
-        let (shared, own) = (Arc::clone(shared), Arc::clone(&sessions));
-        let work = async move {
-            match UdpSocket::from_std(socket) {
-                Ok(socket) => {
-                    let start = Instant::now();
-                    read(Port { socket, family, route, shared, sessions: own, start }).await;
-                }
-                Err(error) => warn!(err = %error, "Cannot serve a UDP socket"),
-            }
+        let sessions = Arc::<Mutex<Sessions>>::default();
+        let port = Port {
+            socket: Arc::clone(&socket),
+            family,
+            route,
+            shared: Arc::clone(shared),
+            sessions: Arc::clone(&sessions),
+            start: Instant::now(),
         };
-        UdpListener { reader: worker.spawn(work).abort_handle(), sessions, leaving: Mutex::default() }
+        UdpListener { reader: worker.spawn(read(port)).abort_handle(), socket, sessions }
     }
 
     /// Takes sessions from endpoints that are not `usable` any more. Their clients get another one with their next datagram; replies to earlier ones
     /// are carried until the session has been idle for as long as any other.
     pub(crate) fn retain(&self, usable: impl Fn(SocketAddr) -> bool) {
-        let mut leaving = self.leaving.lock().unwrap_or_else(PoisonError::into_inner);
-        leaving.retain(|session| !session.replies.is_finished());
         let mut sessions = lock(&self.sessions);
+        let Sessions { by_client, leaving } = &mut *sessions;
+        leaving.retain(|session| !session.replies.is_finished());
         leaving
-            .extend(sessions.extract_if(|_, session| !usable(session.endpoint)).map(|(_, session)| session));
+            .extend(by_client.extract_if(|_, session| !usable(session.endpoint)).map(|(_, session)| session));
     }
 }
 
 impl Drop for UdpListener {
     fn drop(&mut self) {
         self.reader.abort();
-        lock(&self.sessions).clear();
+        if !self.socket.is_handed_over() {
+            *lock(&self.sessions) = Sessions::default();
+        }
     }
 }
 
-fn lock(sessions: &Sessions) -> MutexGuard<'_, HashMap<SocketAddr, Session>> {
+fn lock(sessions: &Mutex<Sessions>) -> MutexGuard<'_, Sessions> {
     // Nothing is half done under this lock.
     sessions.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -123,8 +129,8 @@ async fn read(port: Port) {
             warn!(err = %error, service = %port.route.target.name, "Cannot read from a UDP socket");
             return;
         }
-        let received = port.socket.try_io(Interest::READABLE, || {
-            datagrams::receive(&port.socket, port.family, |client, datagrams| {
+        let received = port.socket.try_read(|| {
+            datagrams::receive(&*port.socket, port.family, |client, datagrams| {
                 if let Some(client) = client {
                     port.forward(client, datagrams);
                 }
@@ -143,10 +149,10 @@ async fn read(port: Port) {
 impl Port {
     fn forward(self: &Arc<Self>, client: SocketAddr, mut datagrams: Datagrams<'_>) {
         let mut sessions = lock(&self.sessions);
-        let session = match sessions.get(&client) {
+        let session = match sessions.by_client.get(&client) {
             Some(session) => session,
             None => match self.open(client) {
-                Some(session) => sessions.entry(client).or_insert(session),
+                Some(session) => sessions.by_client.entry(client).or_insert(session),
                 None => return,
             },
         };
@@ -156,7 +162,7 @@ impl Port {
             // An ICMP error that an earlier datagram caused; the task that reads replies may be faster.
             Err(error) => {
                 let endpoint = session.endpoint;
-                sessions.remove(&client);
+                sessions.by_client.remove(&client);
                 drop(sessions);
                 self.leave(client, endpoint, &error);
                 // This datagram did not leave: another endpoint gets it.
@@ -164,7 +170,7 @@ impl Port {
                 if let Some(session) = self.open(client) {
                     // A second failure waits for the client's next datagram.
                     let _ = datagrams.send(&*session.socket, None);
-                    sessions.insert(client, session);
+                    sessions.by_client.insert(client, session);
                 }
             }
         }
@@ -205,8 +211,8 @@ impl Port {
     /// Ends a session, unless the client has another one by now.
     fn end(&self, client: SocketAddr, socket: &Arc<UdpSocket>) {
         let mut sessions = lock(&self.sessions);
-        if sessions.get(&client).is_some_and(|session| Arc::ptr_eq(&session.socket, socket)) {
-            sessions.remove(&client);
+        if sessions.by_client.get(&client).is_some_and(|session| Arc::ptr_eq(&session.socket, socket)) {
+            sessions.by_client.remove(&client);
         }
     }
 
@@ -249,7 +255,7 @@ async fn carry_replies(
         let received = socket.try_io(Interest::READABLE, || {
             datagrams::receive(&*socket, port.family, |_, mut datagrams| {
                 counters.bytes_to_clients.add(datagrams.bytes());
-                if let Err(error) = datagrams.send(&port.socket, Some(client)) {
+                if let Err(error) = datagrams.send(&*port.socket, Some(client)) {
                     trace!(%client, err = %error, "Cannot send a reply");
                 }
             })

@@ -1,7 +1,7 @@
 //! The sockets and Services of one family.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use tracing::{debug, info, warn};
 
 use super::sockets::{self, PortsBefore, Sockets};
 use super::{Context, GRACE};
-use crate::core::{Target, UdpListener, UdpRoute, bind_udp};
+use crate::core::{Target, UdpListener, UdpRoute, UdpSockets};
 use crate::error::Error;
 use crate::flows::StaleFlows;
 use crate::redirect::{Action, Origin, Place, Portal, Recovered, ServiceRules, Wanted, Written, sources};
@@ -29,6 +29,8 @@ pub(super) struct FamilyState {
     sockets: Option<Sockets>,
     /// Sockets on addresses that the node had before, to which the kernel's rules may still lead.
     retired: Vec<Sockets>,
+    /// The UDP sockets of all Services.
+    udp: UdpSockets,
     services: HashMap<NamespacedName, ServiceState>,
 }
 
@@ -64,6 +66,7 @@ impl FamilyState {
             recovered: None,
             sockets: None,
             retired: Vec::new(),
+            udp: UdpSockets::default(),
             services: HashMap::new(),
         }
     }
@@ -104,7 +107,8 @@ impl FamilyState {
                 context.workers.linger(retired, async { tokio::time::sleep(GRACE).await });
             }
             if let Some(sockets) = &mut self.sockets {
-                sockets.relieve_predecessor();
+                let udp = self.services.values().flat_map(|service| service.udp.values());
+                sockets.relieve_predecessor(udp.map(|open| open.address));
             }
         }
         outcome
@@ -237,7 +241,7 @@ impl FamilyState {
             Verdict::Reject => Ok(Action::Reject),
             Verdict::Drop => Ok(Action::Drop),
             Verdict::Forward(pool) => {
-                let ip = self.sockets.as_ref().map(|sockets| sockets.ip).ok_or_else(|| {
+                let sockets = self.sockets.as_ref().ok_or_else(|| {
                     format!(
                         "this node has no {} address to which connections could be redirected",
                         self.family
@@ -250,7 +254,7 @@ impl FamilyState {
                             .recovered
                             .as_ref()
                             .and_then(|known| known.udp.get(&(origin, place)).copied());
-                        self.udp_socket(context, port, (target, pool), (ip, kept), draft)
+                        self.udp_socket(context, port, (target, pool), (sockets, kept), draft)
                     }
                     Protocol::Sctp => Err(format!("mode userspace does not support SCTP ({})", port.name)),
                 };
@@ -277,10 +281,10 @@ impl FamilyState {
         context: &mut Context,
         port: &ProxiedPort,
         (target, pool): (&Arc<Target>, PoolKind),
-        (ip, kept): (IpAddr, Option<u16>),
+        (sockets, kept): (&Sockets, Option<u16>),
         draft: &mut Draft,
     ) -> Result<SocketAddr, String> {
-        let key = (port.name.clone(), pool);
+        let (key, ip) = ((port.name.clone(), pool), sockets.ip);
         if let Some(open) = draft.state.udp.get(&key) {
             return Ok(open.address);
         }
@@ -292,18 +296,14 @@ impl FamilyState {
                 Arc::clone(open)
             }
             None => {
-                let bind = |port, sharing| {
-                    let socket = bind_udp(SocketAddr::new(ip, port), sharing)?;
-                    let port = socket.local_addr()?.port();
-                    Ok((socket, port))
-                };
+                let failed = |error| format!("cannot open a UDP socket on {ip} for {}: {error}", port.name);
+                let bind = |port, sharing| sockets.open_udp(port, sharing);
                 let opened = context.ports.open((self.family, Protocol::Udp), kept, bind);
-                let (socket, number) = opened.map_err(|error| {
-                    format!("cannot open a UDP socket on {ip} for {}: {error}", port.name)
-                })?;
+                let (socket, number) = opened.map_err(failed)?;
+                let worker = &context.workers.all()[context.workers.next()].handle;
+                let socket = self.udp.open(worker, socket).map_err(failed)?;
                 let route =
                     UdpRoute { target: Arc::clone(target), pool, timeout: context.options.udp_timeout };
-                let worker = &context.workers.all()[context.workers.next()].handle;
                 let listener = UdpListener::start(worker, (self.family, socket), route, &context.shared);
                 Arc::new(UdpPort { address: SocketAddr::new(ip, number), listener })
             }
@@ -353,7 +353,7 @@ impl FamilyState {
                 return false;
             }
             let kept = PortsBefore { sockets: self.sockets.as_ref(), recovered: self.recovered.as_ref() };
-            match Sockets::open(self.family, context, ip, &kept) {
+            match Sockets::open((self.family, &self.udp), context, ip, &kept) {
                 Ok(sockets) => {
                     info!(ipFamily = %self.family, address = %ip, "Redirecting connections of Services to this address");
                     self.retired.extend(self.sockets.replace(sockets).map(Sockets::retire));

@@ -1,8 +1,8 @@
-//! The TCP listeners of one family: opened, or taken over from the process before.
+//! The TCP listeners of one family: opened, or taken over from the process before, with its UDP sockets.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener as StdListener};
+use std::net::{IpAddr, SocketAddr, TcpListener as StdListener, UdpSocket as StdUdpSocket};
 use std::sync::Arc;
 
 use portwarden_model::{Family, NodeView, Protocol};
@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tracing::info;
 
 use super::Context;
-use crate::core::{Listener, Offer, Predecessor, Sharing, listen};
+use crate::core::{HandedOver, Listener, Offer, Predecessor, Sharing, UdpSockets, bind_udp, listen};
 use crate::redirect::{Origin, Recovered, ServiceRules};
 use crate::routes::{Redirected, Routes};
 
@@ -27,6 +27,8 @@ pub(super) struct Sockets {
     /// The process that had them before, until it knows that this one serves. The connection lasts as long as this process.
     predecessor: Option<Predecessor>,
     relieved: bool,
+    /// The UDP sockets of the process before, until it knows which of them this one reads.
+    udp_before: HashMap<SocketAddr, StdUdpSocket>,
     /// The same sockets for the next process.
     offer: Option<Offer>,
 }
@@ -47,16 +49,16 @@ impl PortsBefore<'_> {
 }
 
 impl Sockets {
-    /// Listens on an address, with the sockets of the process before if there is one.
+    /// Listens on an address, with the sockets of the process before if there is one. The next one gets `udp`, too.
     pub(super) fn open(
-        family: Family,
+        (family, udp): (Family, &UdpSockets),
         context: &mut Context,
         ip: IpAddr,
         before: &PortsBefore<'_>,
     ) -> io::Result<Sockets> {
         let asked = if before.sockets.is_none() { Predecessor::ask(family) } else { None };
         let (predecessor, handed_over) = asked.unzip();
-        let mut handed_over = handed_over.unwrap_or_default();
+        let HandedOver { tcp: mut handed_over, udp: udp_before } = handed_over.unwrap_or_default();
         let workers = context.workers.all().len();
         let (mut ports, mut waiting, mut offered) = (BTreeMap::new(), Vec::new(), Vec::new());
         for origin in Origin::BOTH {
@@ -94,8 +96,19 @@ impl Sockets {
             waiting.push((origin, of_origin));
         }
         let worker = &context.workers.all()[context.workers.next()].handle;
-        let offer = Some(Offer::start(worker, family, offered));
-        Ok(Sockets { ip, ports, waiting, listeners: Vec::new(), predecessor, relieved: false, offer })
+        let offer = Some(Offer::start(worker, family, offered, udp.clone()));
+        let udp_before =
+            udp_before.into_iter().filter_map(|socket| Some((socket.local_addr().ok()?, socket)));
+        Ok(Sockets {
+            ip,
+            ports,
+            waiting,
+            listeners: Vec::new(),
+            predecessor,
+            relieved: false,
+            udp_before: udp_before.collect(),
+            offer,
+        })
     }
 
     /// Starts to accept on sockets that only waited so far.
@@ -110,10 +123,28 @@ impl Sockets {
         }
     }
 
-    /// Reports to the process before, once, that this one serves.
-    pub(super) fn relieve_predecessor(&mut self) {
+    /// Opens a UDP socket, or takes over the one that the process before has there.
+    pub(super) fn open_udp(&self, port: u16, sharing: Sharing) -> io::Result<(StdUdpSocket, u16)> {
+        let address = SocketAddr::new(self.ip, port);
+        let socket = match self.udp_before.get(&address) {
+            // A sync that fails repeats this.
+            Some(socket) => socket.try_clone()?,
+            None => bind_udp(address, sharing)?,
+        };
+        let port = socket.local_addr()?.port();
+        Ok((socket, port))
+    }
+
+    /// Reports to the process before, once, that this one serves, with these UDP sockets.
+    pub(super) fn relieve_predecessor(&mut self, udp: impl Iterator<Item = SocketAddr>) {
         if let Some(predecessor) = self.predecessor.as_mut().filter(|_| !self.relieved) {
-            predecessor.relieve();
+            let before = std::mem::take(&mut self.udp_before);
+            let taken: BTreeSet<u16> =
+                udp.filter(|address| before.contains_key(address)).map(|address| address.port()).collect();
+            if !taken.is_empty() {
+                info!(address = %self.ip, sockets = taken.len(), "Took over UDP sockets");
+            }
+            predecessor.relieve(&taken);
             self.relieved = true;
         }
     }
@@ -125,7 +156,7 @@ impl Sockets {
 
     /// The node has another address: the next process has no use for these.
     pub(super) fn retire(self) -> Sockets {
-        Sockets { offer: None, ..self }
+        Sockets { offer: None, udp_before: HashMap::new(), ..self }
     }
 
     /// The listener for connections of an origin.

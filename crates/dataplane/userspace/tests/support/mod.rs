@@ -187,6 +187,14 @@ pub(crate) fn ask(to: SocketAddr) -> Option<u8> {
     letter(&mut connect(to).ok()?)
 }
 
+/// How often one dataplane takes over from another. A stress test sets more.
+pub(crate) fn rounds() -> Result<u32> {
+    match std::env::var("PORTWARDEN_ROUNDS") {
+        Ok(text) => text.parse().context("PORTWARDEN_ROUNDS is not a number"),
+        Err(_) => Ok(12),
+    }
+}
+
 /// Waits until a condition holds.
 pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
     let until = Instant::now() + TIMEOUT;
