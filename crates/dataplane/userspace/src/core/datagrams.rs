@@ -71,6 +71,11 @@ pub(crate) struct Datagrams<'a> {
 }
 
 impl Datagrams<'_> {
+    /// How many there are.
+    pub(crate) fn count(&self) -> u64 {
+        self.datagrams.len() as u64
+    }
+
     /// Bytes of all of them.
     pub(crate) fn bytes(&self) -> u64 {
         self.datagrams.iter().map(|datagram| datagram.len() as u64).sum()

@@ -21,8 +21,8 @@ use super::datagrams::{self, Datagrams};
 use super::shared_udp::SharedUdp;
 use super::socket::dialler_udp;
 
-/// A session that has had no reply yet may be idle this long, however short the idle limit: name servers that ask others are slow.
-const FIRST_REPLY: Duration = Duration::from_secs(5);
+/// A session whose client waits for a reply may be idle this long, however short the idle limit: name servers that ask others are slow.
+const REPLY: Duration = Duration::from_secs(5);
 
 /// An open UDP port with its sessions. All of them end when this is dropped, unless the next process has the socket: then they end when they are idle,
 /// so that replies which are on their way reach their clients.
@@ -54,9 +54,17 @@ struct Sessions {
 struct Session {
     endpoint: SocketAddr,
     socket: Arc<UdpSocket>,
-    /// Milliseconds from the port's start to the last datagram of the client.
-    used: Arc<AtomicU64>,
+    activity: Arc<Activity>,
     replies: AbortHandle,
+}
+
+/// What happened in a session so far.
+#[derive(Debug, Default)]
+struct Activity {
+    /// Milliseconds from the port's start to the last datagram.
+    last: AtomicU64,
+    /// Datagrams of the client.
+    asked: AtomicU64,
 }
 
 impl Drop for Session {
@@ -156,7 +164,8 @@ impl Port {
                 None => return,
             },
         };
-        session.used.store(self.now(), Ordering::Relaxed);
+        session.activity.last.store(self.now(), Ordering::Relaxed);
+        session.activity.asked.fetch_add(datagrams.count(), Ordering::Relaxed);
         match datagrams.send(&*session.socket, None) {
             Ok(()) => self.shared.counters.bytes_to_endpoints.add(datagrams.bytes()),
             // An ICMP error that an earlier datagram caused; the task that reads replies may be faster.
@@ -170,6 +179,7 @@ impl Port {
                 if let Some(session) = self.open(client) {
                     // A second failure waits for the client's next datagram.
                     let _ = datagrams.send(&*session.socket, None);
+                    session.activity.asked.store(datagrams.count(), Ordering::Relaxed);
                     sessions.by_client.insert(client, session);
                 }
             }
@@ -197,15 +207,15 @@ impl Port {
             }
         };
         counters.dialled.increment();
-        let used = Arc::new(AtomicU64::new(self.now()));
+        let activity = Arc::new(Activity { last: AtomicU64::new(self.now()), ..Activity::default() });
         let replies = tokio::spawn(carry_replies(
             Arc::clone(self),
             (client, endpoint),
             Arc::clone(&socket),
-            Arc::clone(&used),
+            Arc::clone(&activity),
             room,
         ));
-        Some(Session { endpoint, socket, used, replies: replies.abort_handle() })
+        Some(Session { endpoint, socket, activity, replies: replies.abort_handle() })
     }
 
     /// Ends a session, unless the client has another one by now.
@@ -233,16 +243,19 @@ async fn carry_replies(
     port: Arc<Port>,
     (client, endpoint): (SocketAddr, SocketAddr),
     socket: Arc<UdpSocket>,
-    used: Arc<AtomicU64>,
+    activity: Arc<Activity>,
     _room: OwnedSemaphorePermit,
 ) {
     let counters = &*port.shared.counters;
     let _served = port.shared.limits.serve();
     let _open = Open::new(&port.shared.counters, &port.route.target.counters);
     let _client = Counted::new(&counters.udp_clients);
-    let mut idle_limit = port.route.timeout.max(FIRST_REPLY);
+    let mut answered = 0;
     loop {
-        let last = Duration::from_millis(used.load(Ordering::Relaxed));
+        let last = Duration::from_millis(activity.last.load(Ordering::Relaxed));
+        // Questions may overtake each other, as those of a resolver that asks for both families through one socket.
+        let waits = activity.asked.load(Ordering::Relaxed) > answered;
+        let idle_limit = if waits { port.route.timeout.max(REPLY) } else { port.route.timeout };
         let deadline = port.start + last + idle_limit;
         if Instant::now() >= deadline {
             trace!(service = %port.route.target.name, %client, %endpoint, "A UDP session was idle");
@@ -255,16 +268,15 @@ async fn carry_replies(
         let received = socket.try_io(Interest::READABLE, || {
             datagrams::receive(&*socket, port.family, |_, mut datagrams| {
                 counters.bytes_to_clients.add(datagrams.bytes());
+                // What an endpoint sends unasked is no answer to the client's next question.
+                answered = activity.asked.load(Ordering::Relaxed).min(answered + datagrams.count());
                 if let Err(error) = datagrams.send(&*port.socket, Some(client)) {
                     trace!(%client, err = %error, "Cannot send a reply");
                 }
             })
         });
         match received {
-            Ok(()) => {
-                used.store(port.now(), Ordering::Relaxed);
-                idle_limit = port.route.timeout;
-            }
+            Ok(()) => activity.last.store(port.now(), Ordering::Relaxed),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
                 port.leave(client, endpoint, &error);
