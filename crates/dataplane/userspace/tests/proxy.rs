@@ -13,11 +13,12 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::resource::{Resource, getrlimit};
 use portwarden_model::{Dataplane, Family, Notification};
 use portwarden_testkit::Namespace;
-use portwarden_testkit::build::port;
+use portwarden_testkit::build::{endpoint, port, service as service_named, slice};
+use portwarden_testkit::rig::Object;
 use portwarden_userspace::{Drain, Options, Userspace};
 use support::{
-    CLUSTER_IP, NODE, TIMEOUT, ask, connect, counted, echo, letter, on_node, service_with, start, wait_until,
-    web,
+    CLUSTER_IP, NODE, TIMEOUT, ask, connect, counted, echo, letter, on_node, service_with, start, start_with,
+    wait_until, web,
 };
 
 fn service() -> SocketAddr {
@@ -333,6 +334,31 @@ fn ports_are_kept_over_a_restart_and_come_from_the_range() -> Result<()> {
         }
         staying.write_all(b"x")?;
         ensure!(letter(&mut staying) == Some(b'x'), "the old process drains");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_udp_port_that_is_kept_over_a_restart_goes_to_one_pool_only() -> Result<()> {
+    on_node(|namespace| {
+        let objects = |local: bool| -> Vec<Object> {
+            let dns = service_named("dns")
+                .cluster_ip("10.96.0.11")
+                .external_ip("198.51.100.1")
+                .port(port(53).udp());
+            let dns = dns.of_type("LoadBalancer");
+            let endpoints =
+                slice("dns", "dns-1").port(port(53).udp()).endpoint(endpoint("10.244.0.10").on("here"));
+            let dns = if local { dns.external_policy_local() } else { dns };
+            web("TCP", &["10.244.0.10"]).into_iter().chain([dns.into(), endpoints.into()]).collect()
+        };
+        let (_old, _) = start_with(|_| {}, objects(false))?;
+        let before = sockets(namespace)?;
+        ensure!(before.len() == 3, "two for TCP, one for UDP: {before:?}");
+        // Rules of both addresses name the same port, but now they need a socket each.
+        let (_new, _) = start_with(|_| {}, objects(true))?;
+        let after = sockets(namespace)?;
+        ensure!(after.is_superset(&before) && after.len() == 4, "before: {before:?}, after: {after:?}");
         Ok(())
     })
 }

@@ -31,6 +31,8 @@ pub(super) struct FamilyState {
     retired: Vec<Sockets>,
     /// The UDP sockets of all Services.
     udp: UdpSockets,
+    /// Who has a UDP port. Rules of an earlier process may name it for others, too.
+    udp_owners: HashMap<u16, UdpKey>,
     services: HashMap<NamespacedName, ServiceState>,
 }
 
@@ -67,6 +69,7 @@ impl FamilyState {
             sockets: None,
             retired: Vec::new(),
             udp: UdpSockets::default(),
+            udp_owners: HashMap::new(),
             services: HashMap::new(),
         }
     }
@@ -178,8 +181,10 @@ impl FamilyState {
                 }
             }
             for (key, open) in old.udp {
-                if !kept.is_some_and(|kept| kept.udp.contains_key(&key)) {
-                    context.ports.release(self.family, Protocol::Udp, open.address.port());
+                let (port, present) = (open.address.port(), kept.and_then(|kept| kept.udp.get(&key)));
+                if present.is_none_or(|present| present.address.port() != port) {
+                    context.ports.release(self.family, Protocol::Udp, port);
+                    self.udp_owners.remove(&port);
                 }
             }
         }
@@ -229,7 +234,7 @@ impl FamilyState {
     }
 
     fn portal(
-        &self,
+        &mut self,
         context: &mut Context,
         port: &ProxiedPort,
         frontend: &Frontend,
@@ -241,20 +246,12 @@ impl FamilyState {
             Verdict::Reject => Ok(Action::Reject),
             Verdict::Drop => Ok(Action::Drop),
             Verdict::Forward(pool) => {
-                let sockets = self.sockets.as_ref().ok_or_else(|| {
-                    format!(
-                        "this node has no {} address to which connections could be redirected",
-                        self.family
-                    )
-                })?;
                 let address = match port.protocol() {
                     Protocol::Tcp => self.tcp_socket(origin),
                     Protocol::Udp => {
-                        let kept = self
-                            .recovered
-                            .as_ref()
-                            .and_then(|known| known.udp.get(&(origin, place)).copied());
-                        self.udp_socket(context, port, (target, pool), (sockets, kept), draft)
+                        let recovered = self.recovered.as_ref();
+                        let kept = recovered.and_then(|known| known.udp.get(&(origin, place)).copied());
+                        self.udp_socket(context, port, (target, pool), kept, draft)
                     }
                     Protocol::Sctp => Err(format!("mode userspace does not support SCTP ({})", port.name)),
                 };
@@ -270,20 +267,27 @@ impl FamilyState {
         })
     }
 
+    fn sockets(&self) -> Result<&Sockets, String> {
+        self.sockets.as_ref().ok_or_else(|| {
+            format!("this node has no {} address to which connections could be redirected", self.family)
+        })
+    }
+
     fn tcp_socket(&self, origin: Origin) -> Result<SocketAddr, String> {
-        let address = self.sockets.as_ref().and_then(|sockets| sockets.address(origin));
+        let address = self.sockets()?.address(origin);
         address.ok_or_else(|| format!("no {} socket is open", self.family))
     }
 
     /// The socket of a pool of a UDP service port, opened with the port that it had before where there is one.
     fn udp_socket(
-        &self,
+        &mut self,
         context: &mut Context,
         port: &ProxiedPort,
         (target, pool): (&Arc<Target>, PoolKind),
-        (sockets, kept): (&Sockets, Option<u16>),
+        kept: Option<u16>,
         draft: &mut Draft,
     ) -> Result<SocketAddr, String> {
+        let sockets = self.sockets()?;
         let (key, ip) = ((port.name.clone(), pool), sockets.ip);
         if let Some(open) = draft.state.udp.get(&key) {
             return Ok(open.address);
@@ -298,6 +302,7 @@ impl FamilyState {
             None => {
                 let failed = |error| format!("cannot open a UDP socket on {ip} for {}: {error}", port.name);
                 let bind = |port, sharing| sockets.open_udp(port, sharing);
+                let kept = kept.filter(|port| self.udp_owners.get(port).is_none_or(|owner| *owner == key));
                 let opened = context.ports.open((self.family, Protocol::Udp), kept, bind);
                 let (socket, number) = opened.map_err(failed)?;
                 let worker = &context.workers.all()[context.workers.next()].handle;
@@ -305,6 +310,7 @@ impl FamilyState {
                 let route =
                     UdpRoute { target: Arc::clone(target), pool, timeout: context.options.udp_timeout };
                 let listener = UdpListener::start(worker, (self.family, socket), route, &context.shared);
+                self.udp_owners.insert(number, key.clone());
                 Arc::new(UdpPort { address: SocketAddr::new(ip, number), listener })
             }
         };
