@@ -1,4 +1,4 @@
-//! The program in mode userspace: it retries endpoints, publishes what it sees, and hands over without a lost connection.
+//! The program in mode userspace: it retries endpoints, publishes what it sees, and hands over without a lost connection or datagram.
 
 mod support;
 
@@ -11,12 +11,14 @@ use support::{Rig, TIMEOUT, cluster_cidr, node, service, slice};
 
 const V4: &str = "10.96.0.10";
 const V6: &str = "fd00:10:96::10";
+const DNS_V4: &str = "10.96.0.11";
+const DNS_V6: &str = "fd00:10:96::11";
 
 fn cluster_ips() -> Result<[SocketAddr; 2]> {
     Ok([SocketAddr::new(V4.parse()?, 80), SocketAddr::new(V6.parse()?, 80)])
 }
 
-/// `demo/web` with all pods of the node as endpoints, in both families.
+/// `demo/web` over TCP and `demo/dns` over UDP with all pods of the node as endpoints, in both families.
 fn objects(rig: &Rig) -> Vec<String> {
     let endpoints = |ip: fn(&Host) -> IpAddr| -> Vec<(IpAddr, &str)> {
         rig.topology.pods().iter().map(|pod| (ip(pod), "node-a")).collect()
@@ -26,6 +28,9 @@ fn objects(rig: &Rig) -> Vec<String> {
         service("web", V4, V6, "TCP", ""),
         slice("web", "TCP", &endpoints(|pod| pod.ip().v4.into()), 8080),
         slice("web", "TCP", &endpoints(|pod| pod.ip().v6.into()), 8080),
+        service("dns", DNS_V4, DNS_V6, "UDP", ""),
+        slice("dns", "UDP", &endpoints(|pod| pod.ip().v4.into()), 8080),
+        slice("dns", "UDP", &endpoints(|pod| pod.ip().v6.into()), 8080),
     ]
 }
 
@@ -33,6 +38,7 @@ fn rig() -> Result<Rig> {
     let rig = Rig::new()?;
     for pod in rig.topology.pods() {
         pod.serve(Transport::Tcp, 8080)?;
+        pod.serve(Transport::Udp, 8080)?;
     }
     rig.objects(&objects(&rig))?;
     Ok(rig)
@@ -92,12 +98,15 @@ fn connections_drain_when_the_process_is_to_end() -> Result<()> {
 }
 
 #[test]
-fn an_upgrade_fails_no_connection() -> Result<()> {
+fn an_upgrade_loses_no_connection_and_no_datagram() -> Result<()> {
     let mut old = rig()?;
     start(&mut old, &[])?;
     let [v4, v6] = cluster_ips()?;
-    let loads = [v4, v6].map(|target| old.topology.outside().probe().load(Transport::Tcp, target, 200));
-    let loads = loads.into_iter().collect::<Result<Vec<_>>>()?;
+    let dns = [SocketAddr::new(DNS_V4.parse()?, 80), SocketAddr::new(DNS_V6.parse()?, 80)];
+    let load = |transport, target| old.topology.outside().probe().load(transport, target, 200);
+    let tcp = [v4, v6].map(|target| load(Transport::Tcp, target));
+    let udp = dns.map(|target| load(Transport::Udp, target));
+    let loads = tcp.into_iter().chain(udp).collect::<Result<Vec<_>>>()?;
     let (mut staying, first) = old.topology.outside().probe().open(Transport::Tcp, v4)?;
     let host = first.host().context("an answer")?.to_owned();
     // The new program beside the old one, with ports of its own for its servers.
@@ -135,6 +144,21 @@ fn an_upgrade_fails_no_connection() -> Result<()> {
         ensure!(tally.failed() == 0, "{tally}");
     }
     drop(new);
+    Ok(())
+}
+
+#[test]
+fn after_a_kill_the_next_process_answers_on_the_same_ports() -> Result<()> {
+    let mut rig = rig()?;
+    start(&mut rig, &[])?;
+    // The kernel remembers where the datagrams of this client go.
+    let target = SocketAddr::new(DNS_V4.parse()?, 80);
+    let (mut client, first) = rig.topology.outside().probe().open(Transport::Udp, target)?;
+    ensure!(first.is_answered(), "{first}");
+    rig.kill();
+    start(&mut rig, &[])?;
+    let outcome = client.exchange()?;
+    ensure!(outcome.is_answered(), "{outcome}\n{}", rig.log());
     Ok(())
 }
 
