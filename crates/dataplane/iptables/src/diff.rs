@@ -1,4 +1,8 @@
 //! From what the kernel has acknowledged to what it is to have: the smallest transaction, in whole chains. Pure.
+//!
+//! The tables are committed one after the other, and packets arrive in between. The first packet of a connection that is neither redirected (nat)
+//! nor refused (filter) makes conntrack remember the connection as not redirected, for two minutes: its retransmissions are lost, and so is a new
+//! connection from the same port. So the filter table refuses before the nat table stops to redirect, and until it redirects.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +17,17 @@ pub(crate) fn changes(installed: &Ruleset, pending: &Pending) -> Transaction {
     let mut transaction = Transaction::new();
     fixed_changes(installed.fixed(), &pending.fixed, &mut transaction);
     for chain in SharedChain::ALL {
-        if shared_differs(chain, installed, pending) {
-            let section = transaction.section(chain.table());
-            section.make_chain(chain.name());
-            write_shared(chain, installed, pending, section);
+        if !shared_differs(chain, installed, pending) {
+            continue;
         }
+        let section = if chain.table() == Table::Filter && loses_lines(chain, installed, pending) {
+            append_new_lines(chain, installed, pending, &mut transaction.filter);
+            &mut transaction.filter_last
+        } else {
+            transaction.section(chain.table())
+        };
+        section.make_chain(chain.name());
+        write_shared(chain, installed, pending, section);
     }
     for (name, entry) in &pending.services {
         own_changes(name, installed.service(name), entry.as_ref(), &mut transaction.nat);
@@ -44,6 +54,23 @@ fn shared_differs(chain: SharedChain, installed: &Ruleset, pending: &Pending) ->
         .services
         .iter()
         .any(|(name, new)| shared_lines(installed.service(name), chain) != shared_lines(new.as_ref(), chain))
+}
+
+/// Whether any pending Service has fewer lines in a shared chain than before.
+fn loses_lines(chain: SharedChain, installed: &Ruleset, pending: &Pending) -> bool {
+    pending.services.iter().any(|(name, new)| {
+        let (old, new) = (shared_lines(installed.service(name), chain), shared_lines(new.as_ref(), chain));
+        old.lines().any(|line| new.lines().all(|other| other != line))
+    })
+}
+
+/// Appends the lines that a shared chain gets to those that it has.
+fn append_new_lines(chain: SharedChain, installed: &Ruleset, pending: &Pending, section: &mut Section) {
+    for (name, new) in &pending.services {
+        let (old, new) = (shared_lines(installed.service(name), chain), shared_lines(new.as_ref(), chain));
+        let is_new = |line: &&str| old.lines().all(|other| other != *line);
+        new.lines().filter(is_new).for_each(|line| section.append_rule(line, Some(name)));
+    }
 }
 
 fn shared_lines(entry: Option<&Entry>, chain: SharedChain) -> &str {

@@ -2,6 +2,8 @@
 //!
 //! Reading the tables back takes `iptables-save` a while. All that can be done without its answer is a [`Draft`], made meanwhile.
 
+use std::collections::HashSet;
+
 use portwarden_model::Family;
 use portwarden_xtables::{Fingerprint, PrintedForm, SavedTable, Section, Table, Transaction};
 
@@ -112,6 +114,29 @@ impl Draft {
             stale.into_iter().for_each(|name| transaction.nat.delete_chain(name));
         }
         transaction
+    }
+}
+
+/// Lets chains of the filter table lose rules only after the nat table has changed, as [`changes`](crate::diff::changes) does.
+pub(crate) fn lose_rules_last(transaction: &mut Transaction, filter: &SavedTable, family: Family) {
+    let mut forms = PrintedForm::new(family);
+    let Transaction { filter: first, filter_last: last, .. } = transaction;
+    for chain in SharedChain::ALL.into_iter().filter(|chain| chain.table() == Table::Filter) {
+        let Some(index) = (0..first.chains()).find(|index| first.chain_name(*index) == chain.name()) else {
+            continue;
+        };
+        let old: HashSet<&str> = filter.rules(chain.name()).lines().collect();
+        let (mut kept, mut new) = (HashSet::new(), Vec::new());
+        for (position, line) in first.chain_rules(index).lines().enumerate() {
+            match old.get(forms.printed(line)) {
+                Some(line) => drop(kept.insert(*line)),
+                None => new.push((line.to_owned(), first.owner(index, position).cloned())),
+            }
+        }
+        if kept.len() < old.len() {
+            first.move_chain(index, last);
+            new.iter().for_each(|(line, owner)| first.append_rule(line, owner.as_ref()));
+        }
     }
 }
 

@@ -342,10 +342,11 @@ fn gauges(transaction: &Transaction, installed: &Ruleset) -> Vec<Gauge> {
         labels: vec![("table", table.as_str().to_owned())],
         value,
     };
+    let filter = transaction.filter.rules() + transaction.filter_last.rules();
     vec![
         gauge("sync_proxy_rules_iptables_total", Table::Filter, installed.rules(Table::Filter)),
         gauge("sync_proxy_rules_iptables_total", Table::Nat, installed.rules(Table::Nat)),
-        gauge("sync_proxy_rules_iptables_last", Table::Filter, transaction.filter.rules()),
+        gauge("sync_proxy_rules_iptables_last", Table::Filter, filter),
         gauge("sync_proxy_rules_iptables_last", Table::Nat, transaction.nat.rules()),
     ]
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use portwarden_model::Family;
 use portwarden_xtables::{Error, Programs, RestoreError, SavedTable, Table, Transaction};
 
-use crate::draft::{Draft, Names, SavedTables};
+use crate::draft::{Draft, Names, SavedTables, lose_rules_last};
 use crate::jumps::{JUMPS, Jump};
 use crate::names::{CANARY, FIREWALL, is_service_chain};
 use crate::ruleset::Pending;
@@ -78,6 +78,9 @@ pub(crate) fn compare(
         _ => Draft::new(pending, family),
     };
     let mut transaction = draft.compare(&mut saved);
+    if let Some(filter) = &saved.filter {
+        lose_rules_last(&mut transaction, filter, family);
+    }
     missing.add_to(&mut transaction);
     Ok(Needed::Change(Box::new(transaction)))
 }

@@ -36,8 +36,8 @@ struct Step<'a> {
     section: &'a Section,
     /// Chains that are made or emptied, by index.
     chains: Vec<usize>,
-    /// The section's rules for built-in chains come with this step.
-    inserts: &'a [String],
+    /// The section's rules for chains that it does not make come with this step.
+    inserts: &'a [(String, Option<NamespacedName>)],
     /// Chains that are removed.
     deletes: Vec<&'a str>,
 }
@@ -92,7 +92,7 @@ impl<'a> Input<'a> {
     fn sections(&self) -> impl Iterator<Item = &'a Section> + use<'a> {
         let mut sections: Vec<_> = self.transaction.sections().collect();
         if self.nat_first {
-            sections.reverse();
+            sections.sort_by_key(|section| section.table() != Table::Nat);
         }
         sections.into_iter()
     }
@@ -192,7 +192,7 @@ impl<'a> Step<'a> {
         for chain in &self.chains {
             out.write_all(self.section.chain_rules(*chain).as_bytes())?;
         }
-        for line in self.inserts {
+        for (line, _) in self.inserts {
             out.write_all(line.as_bytes())?;
         }
         for chain in &self.deletes {
@@ -226,8 +226,8 @@ impl<'a> Step<'a> {
             }
             number -= lines;
         }
-        if let Some(line) = self.inserts.get(number) {
-            return Line::Rule { text: line.trim_end(), owner: None };
+        if let Some((line, owner)) = self.inserts.get(number) {
+            return Line::Rule { text: line.trim_end(), owner: owner.as_ref() };
         }
         match self.deletes.get(number - self.inserts.len()) {
             Some(chain) => Line::Delete { chain },
@@ -390,6 +390,43 @@ COMMIT
         let input = Input::new(&transaction, usize::MAX, None);
         assert_eq!(input.line(2), Some((Line::Chain { name: "KUBE-FORWARD" }, false)));
         assert_eq!(input.line(5), Some((Line::Chain { name: "KUBE-SVC-A" }, true)));
+    }
+
+    #[test]
+    fn the_filter_table_gets_rules_first_and_loses_them_last() {
+        let web = NamespacedName::new("demo", "web");
+        let mut transaction = Transaction::new();
+        transaction.filter.append_rule("-A KUBE-SERVICES new", Some(&web));
+        transaction.nat.make_chain("KUBE-SVC-A");
+        transaction.filter_last.make_chain("KUBE-SERVICES");
+        transaction.filter_last.push_rules("-A KUBE-SERVICES new\n", Some(&web));
+        let expected = "\
+*filter
+-A KUBE-SERVICES new
+COMMIT
+*nat
+:KUBE-SVC-A - [0:0]
+COMMIT
+*filter
+:KUBE-SERVICES - [0:0]
+-A KUBE-SERVICES new
+COMMIT
+";
+        assert_eq!(transaction.to_string(), expected);
+        let input = Input::new(&transaction, usize::MAX, None);
+        let rule = Line::Rule { text: "-A KUBE-SERVICES new", owner: Some(&web) };
+        assert_eq!(input.line(2), Some((rule.clone(), false)));
+        assert_eq!(input.line(9), Some((rule, true)));
+    }
+
+    #[test]
+    fn a_chain_is_moved_with_its_rules() {
+        let mut transaction = example();
+        let mut last = Transaction::new().nat;
+        transaction.nat.move_chain(1, &mut last);
+        assert_eq!((last.chains(), last.chain_name(0), last.rules()), (1, "KUBE-SERVICES", 3));
+        assert_eq!(last.owner(0, 1), Some(&NamespacedName::new("demo", "web")));
+        assert!(!transaction.to_string().contains("-A KUBE-SERVICES"));
     }
 
     #[test]

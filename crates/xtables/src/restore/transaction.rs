@@ -9,12 +9,17 @@ use super::input::{Input, announce};
 use crate::table::Table;
 
 /// Changes of the tables, committed table by table in the order of the fields. `Display` prints what `iptables-restore` reads.
+///
+/// Packets meet what is committed between two tables. Rules of the filter table that refuse what the nat table does not redirect must be there
+/// before the redirection goes, and may go only when it is there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the tables have iptables' own names")]
 pub struct Transaction {
     pub filter: Section,
     pub nat: Section,
     pub mangle: Section,
+    /// Chains of the filter table that lose rules.
+    pub filter_last: Section,
 }
 
 /// Changes of one table.
@@ -29,8 +34,8 @@ pub struct Section {
     rule_lines: usize,
     /// The line of `rules` from which on they belong to this Service.
     owners: Vec<(usize, Option<NamespacedName>)>,
-    /// Rules for built-in chains, each a whole line with `-I` or `-A`.
-    inserts: Vec<String>,
+    /// Rules for chains that are not made here, each a whole line with `-I` or `-A`, and the Service it belongs to.
+    inserts: Vec<(String, Option<NamespacedName>)>,
     deletes: Vec<String>,
 }
 
@@ -51,10 +56,11 @@ impl Transaction {
             filter: Section::new(Table::Filter),
             nat: Section::new(Table::Nat),
             mangle: Section::new(Table::Mangle),
+            filter_last: Section::new(Table::Filter),
         }
     }
 
-    /// The changes of one table.
+    /// The changes of one table, for the filter table those that come first.
     pub fn section(&mut self, table: Table) -> &mut Section {
         match table {
             Table::Filter => &mut self.filter,
@@ -65,7 +71,8 @@ impl Transaction {
 
     /// The parts that change something, in the order in which they are committed.
     pub(super) fn sections(&self) -> impl Iterator<Item = &Section> {
-        [&self.filter, &self.nat, &self.mangle].into_iter().filter(|section| !section.is_empty())
+        let all = [&self.filter, &self.nat, &self.mangle, &self.filter_last];
+        all.into_iter().filter(|section| !section.is_empty())
     }
 
     /// Whether there is nothing to do.
@@ -191,7 +198,18 @@ impl Section {
 
     /// Adds a rule to a chain that is not made here: a whole line with `-I` or `-A`.
     pub fn insert_rule(&mut self, line: String) {
-        self.inserts.push(line);
+        self.inserts.push((line, None));
+    }
+
+    /// Appends a rule to a chain that exists and is not made here: a whole line with `-A`.
+    pub fn append_rule(&mut self, line: &str, owner: Option<&NamespacedName>) {
+        self.inserts.push((format!("{}\n", line.trim_end()), owner.cloned()));
+    }
+
+    /// Moves a chain with its rules to another section of the same table.
+    pub fn move_chain(&mut self, index: usize, to: &mut Section) {
+        to.copy_chain(self, index);
+        self.retain_chains(|other, _, _| other != index);
     }
 
     /// Empties and deletes a chain, whether it exists or not.
@@ -250,13 +268,13 @@ impl Section {
     }
 
     /// The Service to which the rule at this position of a chain belongs.
-    pub(super) fn owner(&self, index: usize, position: usize) -> Option<&NamespacedName> {
+    pub fn owner(&self, index: usize, position: usize) -> Option<&NamespacedName> {
         let line = self.chains.get(index)?.first_line + position;
         let run = self.owners.partition_point(|(first, _)| *first <= line).checked_sub(1)?;
         self.owners.get(run)?.1.as_ref()
     }
 
-    pub(super) fn inserts(&self) -> &[String] {
+    pub(super) fn inserts(&self) -> &[(String, Option<NamespacedName>)] {
         &self.inserts
     }
 
