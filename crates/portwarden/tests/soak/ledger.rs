@@ -63,6 +63,8 @@ pub(crate) struct Request {
     pub(crate) started: Instant,
     pub(crate) ended: Instant,
     pub(crate) outcome: Outcome,
+    /// The address it was sent from, if it was sent.
+    pub(crate) client: Option<SocketAddr>,
     /// It was sent on a socket that had been answered before, by an endpoint chosen then.
     pub(crate) kept: bool,
 }

@@ -9,9 +9,11 @@
 //! | `world.rs`, `damage.rs` | how it happens |
 //! | `traffic.rs` | the requests |
 //! | `ledger.rs`, `timeline.rs` | which of them must succeed |
+//! | `evidence.rs` | what the kernel holds about one that did not |
 
 mod actions;
 mod damage;
+mod evidence;
 mod ledger;
 mod timeline;
 mod traffic;
@@ -25,6 +27,7 @@ use anyhow::{Context, Result, bail};
 use portwarden::config::duration::GoDuration;
 
 use actions::Script;
+use traffic::Pace;
 use world::World;
 
 /// The running time unless `DURATION` is set.
@@ -78,8 +81,9 @@ fn run(
     last: &mut VecDeque<String>,
 ) -> Result<()> {
     let beginning = Instant::now();
+    let pace = pace()?;
     let mut script = Script::new(seed, std::env::var_os("CALM").is_some());
-    let mut world = World::start(binary, folder, first_mode()?)?;
+    let mut world = World::start(binary, folder, first_mode()?, pace)?;
     let (mut actions, mut shown) = (0u64, Instant::now());
     while beginning.elapsed() < duration {
         let (action, pause) = script.next();
@@ -93,7 +97,7 @@ fn run(
             world.judge()?;
             bail!("{error:#}\n{}\nthe process logged:\n{}", failures(&world), world.log());
         }
-        std::thread::sleep(pause);
+        std::thread::sleep(pace.stretch(pause));
         world.judge()?;
         if !world.ledger.count.failures.is_empty() {
             bail!("{}\nthe process logged:\n{}", failures(&world), world.log());
@@ -128,6 +132,14 @@ fn run(
         println!("  {mode}: {history}");
     }
     Ok(())
+}
+
+/// Requests per second: `RATE`, or the usual number.
+fn pace() -> Result<Pace> {
+    let rate = std::env::var("RATE").ok().map(|text| {
+        text.parse().with_context(|| format!("RATE: {text:?} is no number of requests per second"))
+    });
+    Pace::new(rate.transpose()?)
 }
 
 /// The mode to start in: `MODE`, or nftables.

@@ -21,8 +21,9 @@ use portwarden_testkit::{Host, Topology, Transport, bpf, wait};
 
 use crate::actions::{Action, Condition, Damage, Heal, Member, PODS, REMOTE_PODS, Reload, SERVICES, Shape};
 use crate::damage;
+use crate::evidence;
 use crate::ledger::{Ledger, Target};
-use crate::traffic::Traffic;
+use crate::traffic::{Pace, Traffic};
 
 /// A change reaches the kernel, and damage is repaired, within this time: after failures of the API server, up to a minute passes
 /// before it is asked again.
@@ -31,6 +32,8 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 const TARGET_PORT: u16 = 8080;
 /// The number of targets with a kept socket, all of the Service that always has endpoints.
 const KEPT: usize = 6;
+/// Requests that went wrong for which the kernel's state is shown: reading it takes time, in which it changes.
+const EXAMINED: usize = 3;
 
 /// Figures for the end.
 #[derive(Debug, Default)]
@@ -76,7 +79,7 @@ struct Configuration {
 
 impl World {
     /// A cluster with its Services, served by the binary and under traffic.
-    pub(crate) fn start(binary: &Path, folder: &Path, mode: &'static str) -> Result<World> {
+    pub(crate) fn start(binary: &Path, folder: &Path, mode: &'static str, pace: Pace) -> Result<World> {
         // Before any process starts, so that programs see the sockets of all of them, and of nothing else.
         let place = if mode == "ebpf" { place_of_programs()? } else { Vec::new() };
         let pods = (u8::try_from(PODS)?, u8::try_from(REMOTE_PODS)?);
@@ -123,7 +126,7 @@ impl World {
         if let Err(error) = world.confirm() {
             bail!("{error:#}\nthe process logged:\n{}", world.log());
         }
-        world.traffic = Some(Traffic::start(&world.topology, &world.ledger.targets, KEPT)?);
+        world.traffic = Some(Traffic::start(&world.topology, &world.ledger.targets, KEPT, pace)?);
         Ok(world)
     }
 
@@ -143,7 +146,14 @@ impl World {
             self.ledger.stalled(start, end);
         }
         for request in &requests {
+            let failures = self.ledger.count.failures.len();
             self.ledger.judge(&self.topology, request)?;
+            let target = &self.ledger.targets[request.target];
+            if let Some(failure) =
+                self.ledger.count.failures.get_mut(failures).filter(|_| failures < EXAMINED)
+            {
+                failure.push_str(&evidence::gather(&self.topology, target, request));
+            }
         }
         self.ledger.forget();
         self.alive()

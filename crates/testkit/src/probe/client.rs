@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use super::connection::Connection;
 use super::dialogue::Dialogue;
@@ -85,18 +85,19 @@ impl Probe {
 
     /// Probes at a steady rate in the background, whether or not earlier ones are answered.
     pub fn load(&self, transport: Transport, target: SocketAddr, per_second: u32) -> Result<Load> {
-        self.load_observed(transport, target, per_second, |_| ())
+        ensure!(per_second > 0, "a load needs at least one probe per second");
+        self.load_observed(transport, target, Duration::from_secs(1) / per_second, |_| ())
     }
 
-    /// The same, and calls `listener` with each outcome, on the thread of the load.
+    /// The same, with one probe per `interval`, and calls `listener` with each outcome, on the thread of the load.
     pub fn load_observed(
         &self,
         transport: Transport,
         target: SocketAddr,
-        per_second: u32,
+        interval: Duration,
         listener: impl FnMut(&Ended) + Send + 'static,
     ) -> Result<Load> {
-        Load::start(self.clone(), transport, target, per_second, Box::new(listener))
+        Load::start(self.clone(), transport, target, interval, Box::new(listener))
     }
 
     pub(super) fn start(&self, transport: Transport, target: SocketAddr) -> Result<Dialogue> {

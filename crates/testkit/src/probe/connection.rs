@@ -1,5 +1,6 @@
 //! Sockets that stay open: established connections must survive what happens to the rules.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -27,6 +28,11 @@ impl Connection {
     pub fn exchange(&mut self) -> Result<Outcome> {
         self.dialogue.again(Instant::now() + self.timeout)?;
         self.dialogue.finish()
+    }
+
+    /// The address it speaks from.
+    pub fn client(&self) -> Option<SocketAddr> {
+        self.dialogue.client()
     }
 
     /// Waits so long for an answer from now on.

@@ -69,6 +69,11 @@ impl Dialogue {
         Ok(())
     }
 
+    /// The address it speaks from, if it has one.
+    pub(super) fn client(&self) -> Option<SocketAddr> {
+        self.socket.local_address().ok()
+    }
+
     /// When it gives up.
     pub(super) fn deadline(&self) -> Instant {
         self.deadline

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use super::Transport;
 use super::client::Probe;
@@ -94,6 +94,8 @@ pub struct Ended {
     pub ended: Instant,
     /// What became of it.
     pub outcome: Outcome,
+    /// The address it was sent from, if it was sent.
+    pub client: Option<SocketAddr>,
 }
 
 /// A finished probe of a load.
@@ -128,14 +130,12 @@ impl Load {
         probe: Probe,
         transport: Transport,
         target: SocketAddr,
-        per_second: u32,
+        interval: Duration,
         listener: Listener,
     ) -> Result<Load> {
-        ensure!(per_second > 0, "a load needs at least one probe per second");
         let (tally, stop) = (Arc::<Mutex<Tally>>::default(), Arc::<AtomicBool>::default());
         let (counted, stopped) = (Arc::clone(&tally), Arc::clone(&stop));
         let namespace = probe.namespace().clone();
-        let interval = Duration::from_secs(1) / per_second;
         let mut listener = listener;
         let report = move |ended: Ended| {
             lock(&counted).count(&ended.outcome);
@@ -231,7 +231,8 @@ impl UnderWay {
         while let Some((started, dialogue)) = self.dialogues.get_mut(index) {
             match dialogue.advance(now)? {
                 Some(outcome) => {
-                    report(Ended { started: *started, ended: Instant::now(), outcome });
+                    let client = dialogue.client();
+                    report(Ended { started: *started, ended: Instant::now(), outcome, client });
                     self.dialogues.swap_remove(index);
                 }
                 None => index += 1,
