@@ -4,19 +4,20 @@ use std::path::{Path, PathBuf};
 
 use http::Uri;
 use hyper_util::client::proxy::matcher::{Intercept, Matcher};
-use kube::config::{AuthInfo, Cluster, Kubeconfig};
+use kube::config::{AuthInfo, Cluster, Kubeconfig, KubeconfigError};
 
 use super::{Access, AccessError, certificates, exec_plugin, server_address, trust_file};
 
 /// Reads the cluster and the user of the current context; `master` replaces the server.
 pub(super) fn from_kubeconfig(path: &Path, master: Option<&str>) -> Result<Access, AccessError> {
     let problem = |problem: String| AccessError::KubeconfigContent { path: path.to_owned(), problem };
-    if is_half_a_character_short(path) {
-        return Err(problem("is UTF-16 and ends in the middle of a character; copy it again".to_owned()));
-    }
-    let kubeconfig = Kubeconfig::read_from(path)
-        .map_err(|source| AccessError::Kubeconfig { path: path.to_owned(), source })?;
-    let (cluster, user_name, mut user) = current(&kubeconfig).map_err(problem)?;
+    let refused = |source| AccessError::Kubeconfig { path: path.to_owned(), source };
+    let bytes =
+        std::fs::read(path).map_err(|error| refused(KubeconfigError::ReadConfig(error, path.to_owned())))?;
+    let text = text_of(bytes).map_err(|what| problem(what.to_owned()))?;
+    let kubeconfig = Kubeconfig::from_yaml(&text).map_err(refused)?;
+    let (mut cluster, user_name, mut user) = current(&kubeconfig).map_err(problem)?;
+    resolve_paths(&mut cluster, &mut user, path);
     let uses_tls = cluster.certificate_authority.is_some()
         || cluster.certificate_authority_data.is_some()
         || user.client_certificate.is_some()
@@ -36,8 +37,7 @@ pub(super) fn from_kubeconfig(path: &Path, master: Option<&str>) -> Result<Acces
     let proxy = cluster.proxy_url.as_deref().filter(|url| !url.is_empty());
     let proxy = proxy.map(|url| explicit_proxy(url, &config.cluster_url)).transpose()?;
     if let Some(exec) = &mut user.exec {
-        exec_plugin::add_cluster(exec, &cluster)
-            .map_err(|source| AccessError::Kubeconfig { path: path.to_owned(), source })?;
+        exec_plugin::add_cluster(exec, &cluster).map_err(refused)?;
     }
     let identity = identity(&user, &user_name, path);
     let token_file = user.token_file.take().filter(|file| !file.is_empty()).map(PathBuf::from);
@@ -49,10 +49,41 @@ pub(super) fn from_kubeconfig(path: &Path, master: Option<&str>) -> Result<Acces
     Ok(Access { config, token_file, proxy, identity, trust })
 }
 
-/// Whether the file is UTF-16 with an odd number of bytes, on which kube panics. A file that cannot be read is left to kube, which says why.
-fn is_half_a_character_short(path: &Path) -> bool {
-    let bytes = std::fs::read(path).unwrap_or_default();
-    matches!(bytes.as_slice(), [0xFF, 0xFE, ..] | [0xFE, 0xFF, ..]) && !bytes.len().is_multiple_of(2)
+/// The text of a file: UTF-8, or UTF-16 with a byte order mark, as Windows writes it. `Kubeconfig::read_from` does the same, but panics on
+/// UTF-16 with an odd number of bytes.
+fn text_of(bytes: Vec<u8>) -> Result<String, &'static str> {
+    let utf16 = |rest: &[u8], unit: fn([u8; 2]) -> u16| {
+        let (pairs, rest) = rest.as_chunks::<2>();
+        if !rest.is_empty() {
+            return Err("is UTF-16 and ends in the middle of a character; copy it again");
+        }
+        let units: Vec<u16> = pairs.iter().map(|pair| unit(*pair)).collect();
+        String::from_utf16(&units).map_err(|_| "is not valid UTF-16")
+    };
+    match bytes.as_slice() {
+        [0xFF, 0xFE, rest @ ..] => utf16(rest, u16::from_le_bytes),
+        [0xFE, 0xFF, rest @ ..] => utf16(rest, u16::from_be_bytes),
+        [0xEF, 0xBB, 0xBF, rest @ ..] => String::from_utf8(rest.to_vec()).map_err(|_| "is not valid UTF-8"),
+        _ => String::from_utf8(bytes).map_err(|_| "is not valid UTF-8"),
+    }
+}
+
+/// Files are relative to the folder of the kubeconfig; so is a plugin, unless it is a bare name, which is looked up in `PATH`.
+fn resolve_paths(cluster: &mut Cluster, user: &mut AuthInfo, kubeconfig: &Path) {
+    let Some(folder) = kubeconfig.parent() else { return };
+    let plugin = user.exec.as_mut().and_then(|exec| exec.command.as_mut());
+    let files = [
+        cluster.certificate_authority.as_mut(),
+        user.client_certificate.as_mut(),
+        user.client_key.as_mut(),
+        user.token_file.as_mut(),
+        plugin.filter(|command| command.contains('/')),
+    ];
+    for file in files.into_iter().flatten().filter(|file| !file.is_empty()) {
+        if let Some(absolute) = folder.join(file.as_str()).to_str() {
+            *file = absolute.to_owned();
+        }
+    }
 }
 
 /// The cluster and user of the current context. A user that does not exist has no credentials.

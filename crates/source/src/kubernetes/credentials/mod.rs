@@ -273,6 +273,31 @@ mod tests {
     }
 
     #[test]
+    fn a_kubeconfig_may_be_utf_16_and_refer_to_files_beside_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::write(folder.path().join("ca.crt"), authority()).expect("a file");
+        let path = folder.path().join("config");
+        let text = "current-context: here\nclusters: [{name: c, cluster: {server: 'https://a', certificate-authority: ca.crt}}]\n\
+                    contexts: [{name: here, context: {cluster: c, user: u}}]\n\
+                    users: [{name: u, user: {client-certificate: sub/my.crt, client-key: /etc/my.key, exec: \
+                    {apiVersion: client.authentication.k8s.io/v1, command: ./plugin, interactiveMode: Never}}}]\n";
+        let units = || text.encode_utf16();
+        let little = [0xFF, 0xFE].into_iter().chain(units().flat_map(u16::to_le_bytes)).collect();
+        let big = [0xFE, 0xFF].into_iter().chain(units().flat_map(u16::to_be_bytes)).collect();
+        let marked = b"\xEF\xBB\xBF".iter().copied().chain(text.bytes()).collect();
+        for bytes in [little, big, marked, Vec::from(text)] {
+            fs::write(&path, bytes).expect("a file");
+            let access = Access::load(Some(&path), None, &environment(folder.path())).expect("it is good");
+            let here = |name: &str| Some(folder.path().join(name).display().to_string());
+            let user = access.config.auth_info;
+            assert_eq!(access.config.root_cert_file, Some(folder.path().join("ca.crt")));
+            assert_eq!(user.client_certificate, here("sub/my.crt"));
+            assert_eq!(user.client_key.as_deref(), Some("/etc/my.key"));
+            assert_eq!(user.exec.and_then(|exec| exec.command), here("./plugin"));
+        }
+    }
+
+    #[test]
     fn mistakes_in_a_kubeconfig_are_named_with_the_file() {
         assert!(error(load("", "token: t", None)).ends_with("/config names no server"));
         assert!(
@@ -296,6 +321,9 @@ mod tests {
             cut_off.ends_with("is UTF-16 and ends in the middle of a character; copy it again"),
             "{cut_off}"
         );
+        fs::write(&path, b"current-context: \xC3").expect("a file");
+        let latin = error(Access::load(Some(&path), None, &environment(folder.path())));
+        assert!(latin.ends_with("/config is not valid UTF-8"), "{latin}");
         assert!(
             of_text("current-context: x").ends_with("has no context \"x\", which is its current-context")
         );
