@@ -178,7 +178,7 @@ fn a_node_that_does_not_exist_is_named_with_those_that_do() -> Result<()> {
 }
 
 #[test]
-fn a_second_instance_is_reported_with_the_process_of_the_first() -> Result<()> {
+fn a_second_instance_reports_the_first_until_that_one_ends() -> Result<()> {
     let mut first = Rig::new()?;
     first.start_mode("nftables")?;
     first.wait_for_log("Started")?;
@@ -190,8 +190,14 @@ fn a_second_instance_is_reported_with_the_process_of_the_first() -> Result<()> {
     first.wait_until("the second one to say so", || {
         let text = fs::read_to_string(first.path("second"))?;
         let line = text.lines().find(|line| line.contains("Another Portwarden runs on this node"));
-        Ok(line.is_some_and(|line| line.contains("stop one of them") && line.contains("process=\"")))
+        Ok(line.is_some_and(|line| line.contains("stop one of them") && line.contains("other=\"process ")))
     })?;
+    first.kill();
+    first.wait_until("the second one to take its place", || {
+        Ok(fs::read_to_string(first.path("second"))?.contains("this one serves the node alone"))
+    })?;
+    let doctor = first.program().args(["doctor"]).output()?;
+    ensure!(doctor.stdout.contains("is taken, presumably by Portwarden (process "), "{doctor:?}");
     drop(second);
     Ok(())
 }

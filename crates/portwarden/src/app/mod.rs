@@ -91,7 +91,7 @@ pub struct App {
     activity: Activity,
     events: Events,
     logs: Arc<Logs>,
-    _instance: Option<host::Instance>,
+    _instance: host::Instance,
     _tasks: JoinSet<()>,
 }
 

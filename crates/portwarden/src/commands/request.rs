@@ -95,7 +95,7 @@ impl Request {
     }
 
     /// The process whose configuration is used.
-    pub(crate) fn configured_by(&self) -> Option<i32> {
+    pub(crate) fn configured_by(&self) -> Option<u32> {
         self.running().map(|running| running.process())
     }
 

@@ -9,7 +9,7 @@ use crate::host::Instance;
 
 /// The process that serves this node, and what it was started with.
 pub(super) struct RunningFlags {
-    process: i32,
+    process: u32,
     program: Program,
     flags: Flags,
 }
@@ -17,12 +17,12 @@ pub(super) struct RunningFlags {
 impl RunningFlags {
     /// Of the process on this node; `None` if there is none, or if its command line cannot be read.
     pub(super) fn read() -> Option<Self> {
-        let process = Instance::other()?;
+        let process = Instance::other()?.process?;
         let line = fs::read(format!("/proc/{process}/cmdline")).ok()?;
         Self::parse(process, &line)
     }
 
-    fn parse(process: i32, line: &[u8]) -> Option<Self> {
+    fn parse(process: u32, line: &[u8]) -> Option<Self> {
         let line = String::from_utf8_lossy(line);
         let mut words = line.trim_end_matches('\0').split('\0').map(str::to_owned);
         let program = Program::from_path(&words.next()?);
@@ -32,7 +32,7 @@ impl RunningFlags {
     }
 
     /// The process that has these flags.
-    pub(super) fn process(&self) -> i32 {
+    pub(super) fn process(&self) -> u32 {
         self.process
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::super::client::{Client, encode, get};
 use super::super::{Request, doctor};
 use crate::config::{Config, to_yaml};
-use crate::host::Instance;
+use crate::host::{Instance, OtherInstance};
 
 /// The largest part of a file or of a program's output.
 const LARGEST: u64 = 8 << 20;
@@ -99,7 +99,11 @@ fn from_process(request: &Request, config: &Config) -> Vec<(String, String)> {
 
 /// The command line and limits of the running process.
 fn process() -> String {
-    let Some(id) = Instance::other() else { return "no Portwarden runs on this node\n".to_owned() };
+    let id = match Instance::other() {
+        None => return "no Portwarden runs on this node\n".to_owned(),
+        Some(OtherInstance { process: None }) => return "it cannot be seen from this container\n".to_owned(),
+        Some(OtherInstance { process: Some(id) }) => id,
+    };
     let read = |name: &str| fs::read_to_string(format!("/proc/{id}/{name}")).unwrap_or_default();
     let arguments = read("cmdline").replace('\0', " ");
     format!("{arguments}\n\n{}\n{}", read("status"), read("limits"))
@@ -108,7 +112,7 @@ fn process() -> String {
 fn log(path: Option<&str>) -> String {
     match path {
         Some(path) => last_part(path),
-        None => match Instance::other() {
+        None => match Instance::other().and_then(|other| other.process) {
             Some(id) => output("journalctl", &["--no-pager", "-n", "2000", &format!("_PID={id}")]),
             None => output("journalctl", &["--no-pager", "-n", "2000", "-u", "portwarden"]),
         },

@@ -85,7 +85,7 @@ pub(super) struct Node {
     config: Config,
     notices: Vec<Notice>,
     /// The process whose configuration this is; absent if it comes from flags.
-    configured_by: Option<i32>,
+    configured_by: Option<u32>,
     /// The path of `/proc`.
     proc: PathBuf,
 }
@@ -148,7 +148,7 @@ pub(super) fn examine(node: &Node) -> Answer {
 }
 
 /// The node as the configuration describes it.
-pub(super) fn node(loaded: LoadedConfig, configured_by: Option<i32>) -> Node {
+pub(super) fn node(loaded: LoadedConfig, configured_by: Option<u32>) -> Node {
     let LoadedConfig { config, notices, .. } = loaded;
     Node { config, notices, configured_by, proc: PathBuf::from("/proc") }
 }

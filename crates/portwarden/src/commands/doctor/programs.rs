@@ -89,7 +89,7 @@ pub(super) fn other_proxies(node: &Node) -> Vec<Finding> {
 /// The number and name of each process. kube-proxy's own name may be that of a link to Portwarden.
 fn processes(node: &Node) -> Vec<(u32, String)> {
     let Ok(folder) = fs::read_dir(&node.proc) else { return Vec::new() };
-    let ours = Instance::other().and_then(|id| u32::try_from(id).ok());
+    let ours = Instance::other().and_then(|other| other.process);
     let process = |entry: fs::DirEntry| {
         let id: u32 = entry.file_name().to_str()?.parse().ok()?;
         let name = fs::read_to_string(entry.path().join("comm")).ok()?;
@@ -111,7 +111,7 @@ pub(super) fn ports(node: &Node) -> Vec<Finding> {
         .filter_map(|(what, address, flag)| Some((what, address?, flag)))
         .filter(|(_, address, _)| is_taken(*address))
         .map(|(what, address, flag)| match runs {
-            Some(id) => Finding::ok(format!("{address} of the {what} is taken, presumably by Portwarden (process {id})")),
+            Some(ours) => Finding::ok(format!("{address} of the {what} is taken, presumably by Portwarden ({ours})")),
             None => Finding::warning(
                 format!("{address} of the {what} is taken by another process"),
                 format!("`ss -ltnp | grep {}` shows which; if it is kube-proxy, stop it, or choose another address with {flag}", address.port()),
