@@ -1,6 +1,6 @@
 //! `portwarden status`: the running process at a glance.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 
 use anyhow::bail;
 
@@ -63,14 +63,15 @@ fn text(status: &Status) -> String {
     let families: Vec<&str> = status.families.iter().map(|family| family.family.as_str()).collect();
     let next = status.next_mode.as_ref().map(|mode| format!(", changing to {mode}")).unwrap_or_default();
     row("mode", &format!("{}{next}, {}", status.mode, families.join(" and ")));
-    row("since", &format!("{} ({})", status.started, duration(status.uptime)));
+    row("since", &format!("{} ({})", to_the_millisecond(&status.started), duration(status.uptime)));
     for family in &status.families {
         let pending = match family.oldest_pending {
             Some(seconds) => format!("; a change waits for {}", duration(seconds)),
             None => String::new(),
         };
         let installed = if family.installed { "" } else { "; nothing is in the kernel yet" };
-        let of = format!("{} Services, {} endpoints{installed}{pending}", family.services, family.endpoints);
+        let services = count(family.services, "Service");
+        let of = format!("{services}, {}{installed}{pending}", count(family.endpoints, "endpoint"));
         row(&family.family, &of);
     }
     row(
@@ -84,8 +85,12 @@ fn text(status: &Status) -> String {
     row(
         "work",
         &format!(
-            "{} changes, {} syncs ({} failed), {} repairs, {} problems of objects",
-            totals.changes, totals.syncs, totals.failed_syncs, totals.repairs, totals.problems
+            "{}, {} ({} failed), {}, {}",
+            count(totals.changes, "change"),
+            count(totals.syncs, "sync"),
+            totals.failed_syncs,
+            count(totals.repairs, "repair"),
+            count(totals.problems, "object problem"),
         ),
     );
     for (place, sync) in status.syncs.iter().take(SYNCS).enumerate() {
@@ -104,9 +109,10 @@ fn text(status: &Status) -> String {
         row("", &format!("and {} more", status.refused.count - SERVICES));
     }
     for (place, part) in status.sources.iter().enumerate() {
+        let since = to_the_millisecond(&part.since);
         let state = match &part.error {
-            Some(error) => format!("failing since {}: {error}", part.since),
-            None => format!("followed since {}", part.since),
+            Some(error) => format!("failing since {since}: {error}"),
+            None => format!("followed since {since}"),
         };
         row(if place == 0 { "source" } else { "" }, &format!("{}: {state}", part.part));
     }
@@ -122,10 +128,10 @@ fn sync_line(sync: &Sync) -> String {
     let kind = if sync.full { "full" } else { "changes" };
     let waited = sync.change_to_kernel.map(|seconds| format!(", {} after the change", duration(seconds)));
     match &sync.error {
-        Some(error) => format!("{} {} {kind}: FAILED: {error}", sync.at, sync.family),
+        Some(error) => format!("{} {} {kind}: FAILED: {error}", to_the_millisecond(&sync.at), sync.family),
         None => format!(
             "{} {} {kind}: {} written in {}{}",
-            sync.at,
+            to_the_millisecond(&sync.at),
             sync.family,
             sync.written,
             duration(sync.duration),
@@ -135,6 +141,20 @@ fn sync_line(sync: &Sync) -> String {
 }
 
 /// Seconds in words that fit their size.
+/// `1 Service`, `2 Services`.
+fn count(number: impl Display, what: &str) -> String {
+    let plural = if number.to_string() == "1" { "" } else { "s" };
+    format!("{number} {what}{plural}")
+}
+
+/// A time without the digits after its milliseconds.
+fn to_the_millisecond(time: &str) -> String {
+    match time.split_once('.') {
+        Some((seconds, fraction)) => format!("{seconds}.{}Z", fraction.chars().take(3).collect::<String>()),
+        None => time.to_owned(),
+    }
+}
+
 fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 1.0 => format!("{:.0} ms", s * 1000.0),
@@ -148,6 +168,14 @@ fn duration(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counts_and_times_read_well() {
+        let counts = [0, 1, 2].map(|number| count(number, "Service"));
+        assert_eq!(counts, ["0 Services", "1 Service", "2 Services"]);
+        assert_eq!(to_the_millisecond("2026-11-18T02:19:31.131482694Z"), "2026-11-18T02:19:31.131Z");
+        assert_eq!(to_the_millisecond("2026-11-18T02:19:31Z"), "2026-11-18T02:19:31Z");
+    }
 
     #[test]
     fn durations_have_a_fitting_unit() {

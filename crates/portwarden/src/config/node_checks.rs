@@ -43,11 +43,14 @@ fn node_port_addresses(config: &Config, node: &NodeFacts) -> Option<String> {
     let ranges: Vec<Family> =
         config.node_port_addresses.iter().flat_map(|range| families_of(range, node)).collect();
     if ranges.is_empty() {
-        return Some(
+        let cause = if config.node_port_addresses.is_empty() {
             "nodePortAddresses is empty: node ports answer on every address of this node; consider \
              `--nodeport-addresses primary`"
-                .to_owned(),
-        );
+        } else {
+            "nodePortAddresses is `primary`, but the Node's address is not known: node ports answer on every address of \
+             this node; set --hostname-override to the name of its Node, or --bind-address to its address"
+        };
+        return Some(cause.to_owned());
     }
     let excluded = &config.ipvs_excluded.cidrs[..];
     let both = |families: &mut dyn Iterator<Item = Family>| {

@@ -6,8 +6,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use portwarden_model::{
-    Cluster, Exposure, Family, Frontend, FrontendAt, Masquerade, NamespacedName, PodTraffic, Pool, PoolKind,
-    Protocol, ProxiedPort, TrafficPolicy, Verdict, normalise, parse_ip,
+    Cluster, Desired, Exposure, Family, Frontend, FrontendAt, Masquerade, NamespacedName, NodePortAddresses,
+    PodTraffic, Pool, PoolKind, Protocol, ProxiedPort, TrafficPolicy, Verdict, normalise, parse_ip,
 };
 use serde::{Deserialize, Serialize};
 
@@ -355,9 +355,30 @@ fn explain_nothing(cluster: &Cluster, packet: Packet, explained: &mut PacketExpl
         (Some(net), true) => {
             format!("Not forwarded: no Service has {ip}, although it is in the Service range {net}.")
         }
-        (None, true) => format!("Not touched: no Service has {to}."),
+        (None, true) => match node_port_elsewhere(desired, packet) {
+            Some(elsewhere) => format!("Not touched: {elsewhere}."),
+            None => format!("Not touched: no Service has {to}."),
+        },
     };
     explained.neighbours = neighbours;
+}
+
+/// The port may be a node port that answers on other addresses.
+fn node_port_elsewhere(desired: &Desired, packet: Packet) -> Option<String> {
+    let (ip, number) = (packet.to.ip(), packet.to.port());
+    let is_node_port = |port: &ProxiedPort| {
+        let frontends = || port.frontends.iter().filter(|frontend| frontend.ip.is_none());
+        port.protocol() == packet.protocol && frontends().any(|frontend| frontend.port == number)
+    };
+    let (name, _) = desired.services().find(|(_, service)| service.ports.iter().any(is_node_port))?;
+    let why = match &desired.node.node_ports {
+        NodePortAddresses::All => format!("{ip} is not an address of this node"),
+        NodePortAddresses::Only(addresses) => {
+            let listed: Vec<String> = addresses.iter().take(NEIGHBOURS).map(ToString::to_string).collect();
+            format!("nodePortAddresses does not select {ip}; it selects {}", listed.join(", "))
+        }
+    };
+    Some(format!("{number} is a node port of Service {name}, but {why}"))
 }
 
 fn text(from: Option<IpAddr>) -> String {

@@ -3,7 +3,9 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use portwarden_model::{Cluster, DetectLocal, Event, Family, Kind, NamespacedName, Settings, Timestamp};
+use portwarden_model::{
+    Cluster, DetectLocal, Event, Family, Kind, NamespacedName, NodePortRange, Settings, Timestamp,
+};
 use portwarden_testkit::build::{self, EndpointBuilder, ServiceBuilder, ToEvent};
 
 use super::activity::{Activity, SyncRecord};
@@ -25,9 +27,19 @@ fn at(seconds: i64) -> Moment {
 }
 
 /// A cluster of Services with endpoints, on a node at 192.0.2.2 with pods in 10.244.0.0/16.
-fn cluster(services: impl IntoIterator<Item = (ServiceBuilder, Vec<EndpointBuilder>)>) -> Cluster {
+fn settings() -> Settings {
     let pods = "10.244.0.0/16".parse().expect("a range");
-    let settings = Settings { detect_local: DetectLocal::ClusterCidr(vec![pods]), ..Settings::new(HERE) };
+    Settings { detect_local: DetectLocal::ClusterCidr(vec![pods]), ..Settings::new(HERE) }
+}
+
+fn cluster(services: impl IntoIterator<Item = (ServiceBuilder, Vec<EndpointBuilder>)>) -> Cluster {
+    cluster_with(settings(), services)
+}
+
+fn cluster_with(
+    settings: Settings,
+    services: impl IntoIterator<Item = (ServiceBuilder, Vec<EndpointBuilder>)>,
+) -> Cluster {
     let mut cluster = Cluster::new(settings);
     let ips = ["127.0.0.1", "192.0.2.2"].map(|ip| ip.parse::<IpAddr>().expect("an address"));
     cluster.apply(Event::HostAddresses(ips.into()));
@@ -157,9 +169,25 @@ fn packets_without_endpoints_without_a_service_and_from_forbidden_clients_are_ex
 #[test]
 fn a_node_port_needs_an_address_of_the_node() {
     let service = build::service("web").cluster_ip("10.96.0.10").of_type("NodePort");
-    let cluster = cluster([(service.port(build::port(80).name("http").node_port(30080)), vec![here()])]);
+    let service = || service.clone().port(build::port(80).name("http").node_port(30080));
+    let cluster = cluster([(service(), vec![here()])]);
     assert_eq!(packet(&cluster, "192.0.2.2:30080", "203.0.113.9").service.as_deref(), Some("demo/web"));
-    assert_eq!(packet(&cluster, "203.0.113.77:30080", "203.0.113.9").service, None);
+    let elsewhere = packet(&cluster, "203.0.113.77:30080", "203.0.113.9");
+    assert_eq!(elsewhere.service, None);
+    assert_eq!(
+        elsewhere.summary,
+        "Not touched: 30080 is a node port of Service demo/web, but 203.0.113.77 is not an address of this node."
+    );
+    assert_eq!(
+        packet(&cluster, "203.0.113.77:30080/udp", "203.0.113.9").summary,
+        "Not touched: no Service has 203.0.113.77:30080/UDP."
+    );
+    let primary = Settings { node_port_addresses: vec![NodePortRange::Primary], ..settings() };
+    assert_eq!(
+        packet(&cluster_with(primary, [(service(), vec![here()])]), "127.0.0.1:30080", "127.0.0.1").summary,
+        "Not touched: 30080 is a node port of Service demo/web, but nodePortAddresses does not select 127.0.0.1; it \
+         selects 192.0.2.2."
+    );
 }
 
 #[test]

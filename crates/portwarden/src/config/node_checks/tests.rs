@@ -38,7 +38,7 @@ fn node_ports_that_answer_where_nobody_expects_it() {
     let dual = "nodePortAddresses: [10.0.0.0/8]\nclusterCIDR: 10.0.0.0/8,fd00::/8";
     one(dual, &node(true), "the configuration is dual-stack but nodePortAddresses has only IPv4");
     let unknown = NodeFacts { ips: PerFamily::from_fn(Family::loopback), ..node(true) };
-    one("mode: nftables", &unknown, "nodePortAddresses is empty");
+    one("mode: nftables", &unknown, "nodePortAddresses is `primary`, but the Node's address is not known");
     for fine in [
         "mode: nftables",
         "nodePortAddresses: [localhost]",

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use http::Uri;
 use hyper_util::client::proxy::matcher::{Intercept, Matcher};
-use kube::config::{AuthInfo, Cluster, Kubeconfig, KubeconfigError};
+use kube::config::{AuthInfo, Cluster, Kubeconfig};
 
 use super::{Access, AccessError, certificates, exec_plugin, server_address, trust_file};
 
@@ -12,8 +12,7 @@ use super::{Access, AccessError, certificates, exec_plugin, server_address, trus
 pub(super) fn from_kubeconfig(path: &Path, master: Option<&str>) -> Result<Access, AccessError> {
     let problem = |problem: String| AccessError::KubeconfigContent { path: path.to_owned(), problem };
     let refused = |source| AccessError::Kubeconfig { path: path.to_owned(), source };
-    let bytes =
-        std::fs::read(path).map_err(|error| refused(KubeconfigError::ReadConfig(error, path.to_owned())))?;
+    let bytes = std::fs::read(path).map_err(|error| problem(format!("cannot be read: {error}")))?;
     let text = text_of(bytes).map_err(|what| problem(what.to_owned()))?;
     let kubeconfig = Kubeconfig::from_yaml(&text).map_err(refused)?;
     let (mut cluster, user_name, mut user) = current(&kubeconfig).map_err(problem)?;
