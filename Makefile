@@ -29,7 +29,8 @@ help:
 setup:
 	@scripts/setup
 
-build: setup
+build:
+	@scripts/setup build
 	@echo "== building the release binary"
 	@scripts/build
 
@@ -75,7 +76,7 @@ bench: setup
 	@scripts/need-root
 	@BENCH=$(BENCH) scripts/bench
 
-soak: build
+soak: setup build
 	@scripts/need-root
 	@DURATION=$(DURATION) scripts/soak
 
