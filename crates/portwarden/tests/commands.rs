@@ -269,6 +269,9 @@ fn doctor_without_flags_takes_those_of_the_running_process() -> Result<()> {
     }
     let output = run(&rig, &["diff"])?;
     ensure!(output.code == Some(0), "{output:?}");
+    let output = run(&rig, &["diff", "--proxy-mode", "iptables"])?;
+    let words = "The kernel has rules of mode nftables; mode iptables would replace them.\n0 addresses added, 0 removed, 0 changed";
+    ensure!(output.code == Some(1) && output.stdout.starts_with(words), "{output:?}");
     Ok(())
 }
 

@@ -22,7 +22,8 @@ pub(super) const COMMAND: Command = Command {
     arguments: "[flags]",
     summary: "what a configuration, a mode or manifests would change in the kernel",
     about: "Reads what the kernel holds, in whatever mode and by whichever proxy it was written, and compares it with what Portwarden would \
-            hold with these flags; without flags, with those of the running process. Nothing is changed. In mode iptables it also compares \
+            hold with these flags. Without --config, --kubeconfig, --master or --manifests, the running process's own configuration counts, \
+            with the flags that are given in place of what it says. Nothing is changed. In mode iptables it also compares \
             rule by rule, so that it shows what Portwarden would do on this node that kube-proxy does not.",
     flags: &[CommandFlag {
         name: "show",
@@ -36,8 +37,8 @@ pub(super) const COMMAND: Command = Command {
     examples: &[
         ("sudo portwarden diff --config new.yaml", "what a changed configuration would change"),
         (
-            "sudo portwarden diff --config config.yaml --proxy-mode nftables",
-            "another mode (without a file, or with `mode` in the file)",
+            "sudo portwarden diff --proxy-mode nftables",
+            "another mode, with everything else as the running process has it",
         ),
         ("sudo portwarden diff --manifests examples --proxy-mode nftables", "a folder of manifests"),
         (

@@ -68,8 +68,8 @@ pub(super) fn of(command: &Command) -> String {
     text.push_str("  -h, --help\n        Print this text.\n");
     if command.takes_proxy_flags {
         text.push_str(
-            "\nThe flags of the proxy (`portwarden --help`) say what is meant: give those of the running process, such as\n\
-             --config, --kubeconfig, --manifests, --proxy-mode and --hostname-override.\n",
+            "\nThe flags of the proxy (`portwarden --help`) are taken, too. Without --config, --kubeconfig, --master or\n\
+             --manifests, the configuration of the running process counts, with the flags that are given in its place.\n",
         );
     }
     text.push_str("\nExamples:\n");

@@ -6,6 +6,7 @@ use anyhow::Context;
 
 use super::Command;
 use super::running_flags::RunningFlags;
+use crate::config::options::{CONFIG, KUBECONFIG, MANIFESTS, MASTER};
 use crate::config::{self, LoadedConfig};
 use crate::flags::{self, FlagError, Flags, Program};
 
@@ -77,10 +78,11 @@ impl Request {
         self.value("output") == Some("json")
     }
 
-    /// The configuration that the proxy's flags name. Without flags, that of the running process, if there is one.
+    /// The configuration that the proxy's flags name. Where they do not say what to serve, that of the running process, if there is one, with
+    /// these flags.
     pub(crate) fn config(&self) -> anyhow::Result<LoadedConfig> {
         match self.running() {
-            Some(running) => running.config().with_context(|| {
+            Some(running) => running.config(&self.flags).with_context(|| {
                 let process = running.process();
                 format!("the configuration of the running process ({process}) cannot be used; give flags, such as --config")
             }),
@@ -100,7 +102,10 @@ impl Request {
     }
 
     fn running(&self) -> Option<RunningFlags> {
-        if self.flags == Flags::default() { RunningFlags::read() } else { None }
+        let given = &self.flags.values;
+        let complete =
+            [CONFIG, KUBECONFIG, MASTER, MANIFESTS].iter().any(|source| given.value(*source).is_some());
+        if complete { None } else { RunningFlags::read() }
     }
 }
 
@@ -108,7 +113,6 @@ impl Request {
 mod tests {
     use super::*;
     use crate::commands::{Answer, CommandFlag};
-    use crate::config::options::MANIFESTS;
 
     static SHOW: Command = Command {
         name: "show",

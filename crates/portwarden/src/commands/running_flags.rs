@@ -36,10 +36,10 @@ impl RunningFlags {
         self.process
     }
 
-    /// The configuration that they name. Paths are those that the process sees, which may be in a container.
-    pub(super) fn config(&self) -> anyhow::Result<LoadedConfig> {
-        let mut loaded =
-            config::load(self.program, &self.flags, |path| config::read_file(&self.locate(path)))?;
+    /// The configuration that they name, with `changes`. Paths are those that the process sees, which may be in a container.
+    pub(super) fn config(&self, changes: &Flags) -> anyhow::Result<LoadedConfig> {
+        let read = |path: &str| config::read_file(&self.locate(path));
+        let mut loaded = config::load_changed(self.program, &self.flags, changes, read)?;
         match &mut loaded.config.source {
             Source::Manifests(path) => *path = self.locate(path),
             Source::Api(client) => {

@@ -42,15 +42,33 @@ pub fn load(
     flags: &Flags,
     read: impl FnOnce(&str) -> io::Result<Vec<u8>>,
 ) -> Result<LoadedConfig, LoadError> {
+    load_changed(program, flags, &Flags::default(), read)
+}
+
+/// The same, with other values for what `changes` sets, wherever flags or file say it: a question about a change, not a way to start.
+pub fn load_changed(
+    program: Program,
+    flags: &Flags,
+    changes: &Flags,
+    read: impl FnOnce(&str) -> io::Result<Vec<u8>>,
+) -> Result<LoadedConfig, LoadError> {
+    let mut flags = flags.clone();
     let file = match flags.config_file() {
-        None => None,
+        None => {
+            flags.values.overlay(&changes.values);
+            None
+        }
         Some(path) => {
             let path_again = || path.to_owned();
             let bytes = read(path).map_err(|source| LoadError::Read { path: path_again(), source })?;
-            Some(decode(&bytes).map_err(|source| LoadError::Decode { path: path_again(), source })?)
+            let mut file =
+                decode(&bytes).map_err(|source| LoadError::Decode { path: path_again(), source })?;
+            file.document.overlay(&changes.values);
+            flags.values.overlay(&changes.beside_file(program).values);
+            Some(file)
         }
     };
-    Ok(validate(program, flags, file.as_ref())?)
+    Ok(validate(program, &flags, file.as_ref())?)
 }
 
 /// The largest configuration file that is read.
@@ -89,6 +107,25 @@ mod tests {
 
     fn chain(error: LoadError) -> String {
         format!("{:#}", anyhow::Error::from(error))
+    }
+
+    #[test]
+    fn a_change_counts_more_than_flags_and_file() {
+        let file = |_: &str| {
+            Ok(b"kind: KubeProxyConfiguration\napiVersion: kubeproxy.config.k8s.io/v1alpha1\nmode: iptables\nclusterCIDR: 10.0.0.0/8\n".to_vec())
+        };
+        let changes = given(options::MODE, "nftables");
+        let loaded = load_changed(Program::Portwarden, &with_config(), &changes, file).unwrap();
+        assert_eq!(loaded.config.mode, Mode::Nftables);
+        assert_eq!(loaded.config.cluster_cidrs.len(), 1, "what does not change stays");
+        assert_eq!(loaded.notices, [], "it is not a flag that the file makes void");
+        let override_name = given(options::HOSTNAME_OVERRIDE, "node-b");
+        let loaded = load_changed(Program::Portwarden, &with_config(), &override_name, file).unwrap();
+        assert_eq!(loaded.config.hostname_override.as_deref(), Some("node-b"));
+        let flags = given(options::MODE, "iptables");
+        let loaded =
+            load_changed(Program::Portwarden, &flags, &changes, |path| panic!("read {path}")).unwrap();
+        assert_eq!(loaded.config.mode, Mode::Nftables);
     }
 
     #[test]

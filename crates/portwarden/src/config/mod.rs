@@ -41,7 +41,7 @@ mod yaml;
 pub use crate::modes::Mode;
 pub use decode::{DecodeError, Decoded, decode};
 pub use document::{to_configz, to_yaml};
-pub use load::{LoadError, load, read_file};
+pub use load::{LoadError, load, load_changed, read_file};
 pub use node_checks::{NodeFacts, Verdict, check};
 pub use problems::{Problem, Problems};
 pub use reload::{Change, Effect, Part, Plan, reload_plan};

@@ -114,11 +114,21 @@ impl Flags {
 
     /// The names of flags that were given although a configuration file makes them void.
     pub fn void_because_of_file(&self, program: Program) -> Vec<&'static str> {
+        self.void(program).map(|(_, flag)| flag).collect()
+    }
+
+    /// The flags that count also where a file is given.
+    pub(crate) fn beside_file(&self, program: Program) -> Flags {
+        let mut flags = self.clone();
+        self.void(program).for_each(|(index, _)| flags.values.set_at(index, None));
+        flags
+    }
+
+    fn void(&self, program: Program) -> impl Iterator<Item = (usize, &'static str)> {
         program
             .flags()
             .filter(|(index, row)| !row.beside_file && self.values.at(*index).is_some())
-            .map(|(_, row)| row.flag)
-            .collect()
+            .map(|(index, row)| (index, row.flag))
     }
 }
 

@@ -26,8 +26,8 @@ pub(super) const COMMAND: Command = Command {
     summary: "checks this node, and says how to cure what it finds",
     about: "Checks kernel features for each mode, other proxies and what they left, variants of iptables, room for connections, \
             rp_filter, bridges, forwarding, the clock, the way to the API server and the permissions there, and what later releases of \
-            Kubernetes change for this node. It changes nothing. Without flags it takes the configuration of the running process; otherwise \
-            give the flags of the proxy, such as --config.",
+            Kubernetes change for this node. It changes nothing. Without --config, --kubeconfig, --master or --manifests it takes the \
+            configuration of the running process, with the flags that are given in place of what it says.",
     flags: &[],
     takes_proxy_flags: true,
     examples: &[

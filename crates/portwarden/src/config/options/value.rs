@@ -167,6 +167,15 @@ impl Values {
         }
     }
 
+    /// Sets what has a value in `other`.
+    pub(crate) fn overlay(&mut self, other: &Values) {
+        for (place, value) in self.0.iter_mut().zip(&other.0) {
+            if value.is_some() {
+                place.clone_from(value);
+            }
+        }
+    }
+
     pub(crate) fn at(&self, index: usize) -> Option<&Value> {
         self.0.get(index).and_then(Option::as_ref)
     }
