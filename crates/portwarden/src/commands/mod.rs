@@ -3,7 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `request.rs` | the arguments of a command |
-//! | `running_flags.rs` | the flags of the running process, for commands that are not told what to serve |
+//! | `running_flags.rs` | the flags of the running process, for commands whose flags do not name a source |
 //! | `help.rs` | `portwarden help`, and `--help` of each command |
 //! | `client.rs` | questions to the running process |
 //! | `completion.rs`, `man.rs` | completion scripts and the manual page, from the same tables |
