@@ -52,11 +52,9 @@ const END: u8 = 3;
 /// Starts the only message of a successor, and is the answer.
 const READY: u8 = 1;
 
-/// How long a predecessor may take to answer; it is busy with connections.
+/// How long a predecessor may take to answer, or to stop if it is about to end: it is busy with connections, or waits for its share of a processor. While
+/// it has not stopped, it serves as was wanted before.
 const TIMEOUT: Duration = Duration::from_secs(2);
-
-/// How long a predecessor that is about to end may take to stop: it knows only what was wanted before.
-const STOPPING: Duration = Duration::from_millis(250);
 
 /// How often a process tries to become the one that is asked, while another one is.
 const RETRY: Duration = Duration::from_millis(200);
@@ -94,10 +92,10 @@ impl Predecessor {
         ready.extend([&count].into_iter().chain(udp).flat_map(|number| number.to_be_bytes()));
         let mut answered = || {
             self.0.write_all(&ready)?;
-            self.0.set_read_timeout(Some(STOPPING))?;
+            self.0.set_read_timeout(Some(TIMEOUT))?;
             self.0.read(&mut [0])
         };
-        // One that is gone needs no notice, and a slow one must not hold up the engine.
+        // One that is gone needs no notice, and one that hangs must not hold up the engine.
         let _: io::Result<usize> = answered();
     }
 }
