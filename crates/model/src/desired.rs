@@ -50,6 +50,8 @@ pub struct NodeView {
     pub pod_traffic: PodTraffic,
     /// The range that holds the addresses of all pods in the cluster, if it is configured.
     pub pod_range: Option<IpNet>,
+    /// The addresses of this host inside that range, such as the one of the pods' bridge, sorted. `None` while the host's addresses are unknown.
+    pub own_in_pod_range: Option<Box<[IpAddr]>>,
     /// The addresses on which node ports answer.
     pub node_ports: NodePortAddresses,
     /// Whether node ports should also answer on loopback addresses.

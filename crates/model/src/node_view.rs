@@ -28,15 +28,29 @@ pub(crate) fn node_view<'a>(
         service_cidrs.filter(|net| Family::of_net(net) == family).copied().collect();
     service_cidrs.sort();
     service_cidrs.dedup();
+    let pod_range = settings.pod_ranges.iter().find(|net| Family::of_net(net) == family).copied();
     NodeView {
         name: settings.node_name.clone(),
         ip,
         pod_traffic: pod_traffic(family, settings, node),
-        pod_range: settings.pod_ranges.iter().find(|net| Family::of_net(net) == family).copied(),
+        pod_range,
+        own_in_pod_range: own_within(pod_range, host_addresses),
         node_ports,
         loopback_node_ports,
         service_cidrs: service_cidrs.into(),
     }
+}
+
+/// The host's addresses in a range. A host without any address has not been asked yet.
+fn own_within(range: Option<IpNet>, host_addresses: &[IpAddr]) -> Option<Box<[IpAddr]>> {
+    if host_addresses.is_empty() {
+        return None;
+    }
+    let inside = |ip: &IpAddr| range.is_some_and(|range| range.contains(ip));
+    let mut own: Vec<IpAddr> = host_addresses.iter().copied().filter(inside).collect();
+    own.sort_unstable();
+    own.dedup();
+    Some(own.into())
 }
 
 /// The node's primary family: that of an explicit bind address, otherwise of its first address.

@@ -91,3 +91,19 @@ fn service_ranges_are_a_sorted_set() {
 fn the_node_is_named_by_the_settings() {
     assert_eq!(view(Family::V4, &settings(), None).name.as_str(), HERE);
 }
+
+#[test]
+fn the_addresses_of_the_host_among_those_of_pods() {
+    let ips = |texts: &[&str]| texts.iter().filter_map(|text| parse_ip(text)).collect::<Vec<_>>();
+    let pod_ranges: Vec<IpNet> =
+        ["10.244.0.0/16", "fd00:244::/56"].iter().filter_map(|text| parse_cidr(text)).collect();
+    let settings = Settings { pod_ranges, ..settings() };
+    let own = |family, settings: &Settings, host: &[&str]| {
+        node_view(family, settings, None, &ips(host), [].iter()).own_in_pod_range.map(Vec::from)
+    };
+    let host = ["127.0.0.1", "192.0.2.1", "10.244.3.1", "10.244.0.1", "10.244.3.1", "::1", "fd00:244::1"];
+    assert_eq!(own(Family::V4, &settings, &host), Some(ips(&["10.244.0.1", "10.244.3.1"])));
+    assert_eq!(own(Family::V6, &settings, &host), Some(ips(&["fd00:244::1"])));
+    assert_eq!(own(Family::V4, &settings, &["127.0.0.1"]), Some(Vec::new()));
+    assert_eq!(own(Family::V4, &settings, &[]), None, "not known yet");
+}
