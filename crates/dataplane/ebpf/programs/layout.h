@@ -29,9 +29,18 @@ struct service {
 
 /*
  * A pool is one word, so that it changes at once:
- * bits 32-63 first slot, bits 24-31 logarithm of the slots reserved, bits 0-23 number of endpoints.
+ * bits 32-63 first slot, bit 31 POOL_NEAR, bits 24-30 logarithm of the slots reserved, bits 0-23 number of endpoints.
  */
 #define POOL_COUNT_MASK 0xffffff
+/* The pool is small and its addresses are IPv4: `endpoints` holds all of them, in the order of the slots. */
+#define POOL_NEAR 0x80000000
+
+/* One cache line, which is all that a TCP connection needs of a near pool. */
+struct pool {
+	__u64 word;
+	/* Bits 0-31 address, bits 32-47 port, both as in `struct backend`. Each changes at once, too. */
+	__u64 endpoints[7];
+};
 
 struct backend {
 	struct address address;
@@ -68,7 +77,22 @@ struct destination {
 	__u32 backend;
 };
 
-/* What is remembered for a connected socket. */
+/*
+ * What is remembered for a TCP socket that connects, at the place that the last bits of its cookie name. Cookies are counted, so neighbours in time are
+ * neighbours in memory, and nothing is allocated.
+ */
+#define CONNECTIONS 32768
+struct connection {
+	/* 0 if the place is free. Only the socket itself frees it. */
+	__u64 cookie;
+	struct address service;
+	struct address endpoint;
+	__u16 service_port;
+	__u16 endpoint_port;
+	struct bpf_spin_lock lock;
+};
+
+/* What is remembered for a connected UDP socket, and for a TCP socket whose place is taken. */
 struct connected_socket {
 	struct destination destination;
 	/* The key in `datagram_peers`, for UDP. */

@@ -33,7 +33,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
-	__type(value, __u64);
+	__type(value, struct pool);
 	__uint(max_entries, 1024);
 } pools SEC(".maps");
 
@@ -62,8 +62,13 @@ struct {
 	__uint(max_entries, 32768);
 } affinities SEC(".maps");
 
+/*
+ * All counters of the first processor, then those of the second one, and so on. A map of the kernel's type for this would lead to them through a
+ * pointer, which is one more cache line.
+ */
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct counter);
 	__uint(max_entries, 1024);
@@ -77,7 +82,15 @@ struct {
 	__uint(max_entries, 256);
 } namespaces SEC(".maps");
 
-/* The kernel frees both with the socket. */
+/* Entries are freed when the socket is closed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct connection);
+	__uint(max_entries, CONNECTIONS);
+} connections SEC(".maps");
+
+/* The kernel frees it with the socket. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -94,6 +107,7 @@ struct {
 	__uint(max_entries, 65536);
 } datagram_peers SEC(".maps");
 
+/* The kernel frees it with the socket. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -107,6 +121,8 @@ const volatile __u32 can_set_error = 0;
 const volatile __u64 node_namespace = 0;
 /* Whether only the namespaces listed in the map are served. */
 const volatile __u32 listed_namespaces_only = 0;
+/* How many counters each processor has. */
+const volatile __u32 counters_per_processor = 0;
 
 enum outcome { PASS, TRANSLATED, REFUSED };
 
@@ -164,18 +180,43 @@ INLINE struct backend *find_backend(__u32 number, __u32 pool)
 	return backend && backend->pool == pool ? backend : 0;
 }
 
+INLINE __u32 below(__u32 count)
+{
+	return (__u32)(((__u64)bpf_get_prandom_u32() * count) >> 32);
+}
+
+/* Draws an endpoint of a near pool: its address and port, but not the number of its backend. */
+INLINE int draw_near(__u32 number, struct destination *destination)
+{
+	struct pool *pool = bpf_map_lookup_elem(&pools, &number);
+	if (!pool)
+		return 0;
+	__u64 word = *(volatile __u64 *)&pool->word;
+	__u32 count = (__u32)word & POOL_COUNT_MASK;
+	if (!(word & POOL_NEAR) || !count)
+		return 0;
+	__u32 index = below(count);
+	if (index >= sizeof(pool->endpoints) / sizeof(pool->endpoints[0]))
+		return 0;
+	__u64 endpoint = *(volatile __u64 *)&pool->endpoints[index];
+	destination->endpoint.word[2] = bpf_htonl(0xffff);
+	destination->endpoint.word[3] = (__u32)endpoint;
+	destination->endpoint_port = (__u16)(endpoint >> 32);
+	return 1;
+}
+
 /* A random backend of a pool. */
 INLINE struct backend *draw(__u32 pool, __u32 *number)
 {
-	__u64 *record = bpf_map_lookup_elem(&pools, &pool);
+	struct pool *record = bpf_map_lookup_elem(&pools, &pool);
 	if (!record)
 		return 0;
 	/* One load: first slot and count belong together. */
-	__u64 word = *(volatile __u64 *)record;
+	__u64 word = *(volatile __u64 *)&record->word;
 	__u32 count = (__u32)word & POOL_COUNT_MASK;
 	if (!count)
 		return 0;
-	__u32 slot = (__u32)(word >> 32) + (__u32)(((__u64)bpf_get_prandom_u32() * count) >> 32);
+	__u32 slot = (__u32)(word >> 32) + below(count);
 	__u32 *chosen = bpf_map_lookup_elem(&slots, &slot);
 	if (!chosen)
 		return 0;
@@ -210,8 +251,10 @@ INLINE struct backend *choose(struct bpf_sock_addr *ctx, const struct service *s
 
 INLINE void count(const struct service *service, int refused)
 {
-	__u32 index = service->counter;
-	struct counter *counter = index ? bpf_map_lookup_elem(&counters, &index) : 0;
+	if (!service->counter)
+		return;
+	__u32 index = bpf_get_smp_processor_id() * counters_per_processor + service->counter;
+	struct counter *counter = bpf_map_lookup_elem(&counters, &index);
 	if (!counter)
 		return;
 	if (refused)
@@ -240,8 +283,53 @@ INLINE void forget_datagram_peer(const struct connected_socket *state)
 		bpf_map_delete_elem(&datagram_peers, &cookie);
 }
 
+/* The place of a TCP socket in `connections`. */
+INLINE struct connection *place_of(__u64 cookie)
+{
+	__u32 index = (__u32)cookie & (CONNECTIONS - 1);
+	return bpf_map_lookup_elem(&connections, &index);
+}
+
+/* Writes a TCP connection to the place of its socket. Returns 0 if another socket has it. */
+INLINE int occupy_place(__u64 cookie, const struct destination *destination)
+{
+	struct connection *place = place_of(cookie);
+	if (!place)
+		return 0;
+	bpf_spin_lock(&place->lock);
+	int is_own = !place->cookie || place->cookie == cookie;
+	if (is_own) {
+		place->cookie = cookie;
+		place->service = destination->service;
+		place->endpoint = destination->endpoint;
+		place->service_port = destination->service_port;
+		place->endpoint_port = destination->endpoint_port;
+	}
+	bpf_spin_unlock(&place->lock);
+	return is_own;
+}
+
+INLINE void leave_place(__u64 cookie)
+{
+	struct connection *place = place_of(cookie);
+	if (place && place->cookie == cookie)
+		*(volatile __u64 *)&place->cookie = 0;
+}
+
+/* What the socket's storage has of an earlier connection. */
+INLINE void forget_storage(struct bpf_sock *socket)
+{
+	struct connected_socket *state = bpf_sk_storage_get(&connected_sockets, socket, 0, 0);
+	if (state) {
+		forget_datagram_peer(state);
+		bpf_sk_storage_delete(&connected_sockets, socket);
+	}
+}
+
 INLINE void remember_connection(struct bpf_sock_addr *ctx, struct bpf_sock *socket, const struct destination *destination)
 {
+	if (ctx->protocol == IPPROTO_TCP && occupy_place(bpf_get_socket_cookie(ctx), destination))
+		return;
 	struct connected_socket *state = bpf_sk_storage_get(&connected_sockets, socket, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!state)
 		return;
@@ -265,22 +353,24 @@ INLINE int translate_connection(struct bpf_sock_addr *ctx, struct destination *d
 	struct service *service = is_served(ctx) ? find_service(ctx, destination) : 0;
 	if (!service) {
 		/* An earlier connection of the same socket may have left something. */
-		struct connected_socket *state = socket ? bpf_sk_storage_get(&connected_sockets, socket, 0, 0) : 0;
-		if (state) {
-			forget_datagram_peer(state);
-			bpf_sk_storage_delete(&connected_sockets, socket);
-		}
+		if (ctx->protocol == IPPROTO_TCP)
+			leave_place(bpf_get_socket_cookie(ctx));
+		if (socket)
+			forget_storage(socket);
 		return PASS;
 	}
 	if (!service->pool)
 		return refuse(ctx, service);
-	struct backend *backend = choose(ctx, service, &destination->backend);
-	if (!backend)
-		return PASS;
-	destination->endpoint = backend->address;
-	destination->endpoint_port = backend->port;
-	if (ctx->protocol == IPPROTO_UDP && !backend->has_datagram_sockets)
-		backend->has_datagram_sockets = 1;
+	/* Only session affinity and datagrams need the number of the backend. */
+	if (ctx->protocol != IPPROTO_TCP || service->affinity || !draw_near(service->pool, destination)) {
+		struct backend *backend = choose(ctx, service, &destination->backend);
+		if (!backend)
+			return PASS;
+		destination->endpoint = backend->address;
+		destination->endpoint_port = backend->port;
+		if (ctx->protocol == IPPROTO_UDP && !backend->has_datagram_sockets)
+			backend->has_datagram_sockets = 1;
+	}
 	if (socket)
 		remember_connection(ctx, socket, destination);
 	count(service, 0);
@@ -414,12 +504,30 @@ INLINE int is_endpoint(const struct destination *known, const struct address *ad
 	return known->service_port && known->endpoint_port == port && same_address(&known->endpoint, address);
 }
 
+/* The same for a TCP socket that has its place. */
+INLINE int restore_connection(__u64 cookie, struct address *address, __u16 *port)
+{
+	struct connection *place = place_of(cookie);
+	if (!place)
+		return 0;
+	bpf_spin_lock(&place->lock);
+	int found = place->cookie == cookie && place->endpoint_port == *port && same_address(&place->endpoint, address);
+	if (found) {
+		*address = place->service;
+		*port = place->service_port;
+	}
+	bpf_spin_unlock(&place->lock);
+	return found;
+}
+
 /* Replaces the address of an endpoint by that of the Service which the process asked for. */
 INLINE int restore(struct bpf_sock_addr *ctx, struct address *address, __u16 *port)
 {
 	struct bpf_sock *socket = ctx->sk;
 	if (!socket)
 		return 0;
+	if (ctx->protocol == IPPROTO_TCP && restore_connection(bpf_get_socket_cookie(ctx), address, port))
+		return 1;
 	struct connected_socket *connected = bpf_sk_storage_get(&connected_sockets, socket, 0, 0);
 	if (connected && is_endpoint(&connected->destination, address, *port)) {
 		*address = connected->destination.service;
@@ -522,6 +630,8 @@ int getpeername6(struct bpf_sock_addr *ctx)
 SEC("cgroup/sock_release")
 int sock_release(struct bpf_sock *socket)
 {
+	if (socket->protocol == IPPROTO_TCP)
+		leave_place(bpf_get_socket_cookie(socket));
 	if (socket->protocol != IPPROTO_UDP)
 		return 1;
 	struct connected_socket *state = bpf_sk_storage_get(&connected_sockets, socket, 0, 0);

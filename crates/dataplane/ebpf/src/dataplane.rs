@@ -18,7 +18,7 @@ use tracing::{debug, warn};
 use crate::adoption::{Earlier, read_records};
 use crate::cgroup::Cgroup;
 use crate::cleanup::remove_other_maps;
-use crate::counters::ServiceCounters;
+use crate::counters::{ServiceCounters, processors};
 use crate::error::Error;
 use crate::features::Features;
 use crate::links::{Links, create_directory};
@@ -73,8 +73,10 @@ impl Ebpf {
         create_pin_directory(&options)?;
         let cookies = CookieReader::new(&cgroup);
         let features = Features::probe(cookies.as_ref().ok());
-        let programs = object::load(&directory, options.sizes, features, options.namespaces.is_some())?;
-        let maps = Maps::open(&directory, options.sizes)?;
+        let processors = processors()?;
+        let listed_only = options.namespaces.is_some();
+        let programs = object::load(&directory, options.sizes, processors, features, listed_only)?;
+        let maps = Maps::open(&directory, options.sizes, processors)?;
         for path in options.namespaces.iter().flatten() {
             let unknown = |error: &io::Error| Error::NamespaceCookie(io::Error::other(error.to_string()));
             let cookie = cookies.as_ref().map_err(unknown)?.of(path)?;
@@ -83,7 +85,7 @@ impl Ebpf {
         }
         let mut pools = Pools::new(maps.pools);
         let earlier = Earlier::take_over(&maps.services, &mut pools)?;
-        counters.start(maps.counters, options.sizes.counters(), earlier.counters());
+        counters.start(maps.counters, earlier.counters());
         Ok(Ebpf {
             tables: Tables {
                 services: maps.services,

@@ -1,14 +1,14 @@
 //! The layout of the maps, as in `programs/layout.h`.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use portwarden_model::{Family, Protocol};
 
 use crate::sys::PUBLISH;
 
 /// Changes whenever a map's layout does. It is part of the pin directory's name, so that a new version never reads what an old one wrote.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 pub(crate) const KEY_SIZE: usize = 20;
 pub(crate) const RECORD_SIZE: usize = 16;
@@ -72,6 +72,8 @@ impl Record {
 pub(crate) struct PoolWord {
     /// The first slot.
     pub(crate) first: u32,
+    /// Whether the pool's own cell holds all endpoints, too.
+    pub(crate) near: bool,
     /// Logarithm of the number of slots that are reserved.
     pub(crate) order: u8,
     /// The number of endpoints.
@@ -80,18 +82,73 @@ pub(crate) struct PoolWord {
 
 impl PoolWord {
     pub(crate) const MAX_COUNT: u32 = 0xff_ffff;
+    const NEAR: u64 = 1 << 31;
 
     pub(crate) fn to_bits(self) -> u64 {
-        u64::from(self.first) << 32 | u64::from(self.order) << 24 | u64::from(self.count & Self::MAX_COUNT)
+        u64::from(self.first) << 32
+            | if self.near { Self::NEAR } else { 0 }
+            | u64::from(self.order) << 24
+            | u64::from(self.count & Self::MAX_COUNT)
     }
 
     pub(crate) fn from_bits(bits: u64) -> Self {
         let [o3, o2, o1, o0, order, c2, c1, c0] = bits.to_be_bytes();
         PoolWord {
             first: u32::from_be_bytes([o3, o2, o1, o0]),
-            order,
+            near: bits & Self::NEAR != 0,
+            order: order & 0x7f,
             count: u32::from_be_bytes([0, c2, c1, c0]),
         }
+    }
+}
+
+/// A value of the map `pools`: one cache line.
+#[derive(Debug)]
+#[repr(C, align(8))]
+pub(crate) struct PoolCell {
+    word: AtomicU64,
+    endpoints: [AtomicU64; PoolCell::NEAR_COUNT],
+}
+
+impl PoolCell {
+    /// So many endpoints fit into the cell.
+    pub(crate) const NEAR_COUNT: usize = 7;
+
+    pub(crate) fn word(&self) -> PoolWord {
+        PoolWord::from_bits(self.word.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_word(&self, word: PoolWord) {
+        self.word.store(word.to_bits(), PUBLISH);
+    }
+
+    /// From now on the pool has no endpoints.
+    pub(crate) fn clear(&self) {
+        self.word.store(0, PUBLISH);
+    }
+
+    /// Sets an endpoint of a near pool. Returns whether it was another one before.
+    pub(crate) fn set_endpoint(&self, position: usize, address: SocketAddrV4) -> bool {
+        let [_, _, port_high, port_low] = u32::from(address.port()).to_be_bytes();
+        let [a, b, c, d] = address.ip().octets();
+        let bits = u64::from_ne_bytes([a, b, c, d, port_high, port_low, 0, 0]);
+        let differs = self.endpoints[position].load(Ordering::Relaxed) != bits;
+        if differs {
+            self.endpoints[position].store(bits, PUBLISH);
+        }
+        differs
+    }
+
+    /// The endpoints that a program can draw, if the pool is near.
+    #[cfg(test)]
+    pub(crate) fn near_endpoints(&self) -> Option<Vec<SocketAddr>> {
+        let word = self.word();
+        let address = |bits: u64| {
+            let [a, b, c, d, port_high, port_low, ..] = bits.to_ne_bytes();
+            SocketAddr::from(([a, b, c, d], u16::from_be_bytes([port_high, port_low])))
+        };
+        let near = &self.endpoints[..word.near.then_some(word.count as usize)?];
+        Some(near.iter().map(|endpoint| address(endpoint.load(Ordering::Relaxed))).collect())
     }
 }
 
@@ -158,6 +215,29 @@ impl BackendCell {
         }
         let port = u16::from_be(self.port.load(Ordering::Relaxed));
         SocketAddr::new(Ipv6Addr::from(bytes).to_canonical(), port)
+    }
+}
+
+/// A value of the map `counters`: what one processor counted. The programs add to it without atomic operations.
+#[derive(Debug)]
+#[repr(C, align(8))]
+pub(crate) struct CounterCell {
+    connections: AtomicU64,
+    refusals: AtomicU64,
+}
+
+impl CounterCell {
+    pub(crate) fn connections(&self) -> u64 {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn refusals(&self) -> u64 {
+        self.refusals.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn clear(&self) {
+        self.connections.store(0, Ordering::Relaxed);
+        self.refusals.store(0, Ordering::Relaxed);
     }
 }
 
@@ -236,9 +316,10 @@ mod tests {
 
     #[test]
     fn pools_records_and_keys_keep_their_values() {
-        let word = PoolWord { first: 0x1234_5678, order: 17, count: 0x9a_bcde };
-        assert_eq!(PoolWord::from_bits(word.to_bits()), word);
-        assert_eq!(word.to_bits(), 0x1234_5678_119a_bcde);
+        let word = PoolWord { first: 0x1234_5678, near: false, order: 17, count: 0x9a_bcde };
+        let near = PoolWord { near: true, ..word };
+        assert_eq!([word, near].map(|word| PoolWord::from_bits(word.to_bits())), [word, near]);
+        assert_eq!([word, near].map(PoolWord::to_bits), [0x1234_5678_119a_bcde, 0x1234_5678_919a_bcde]);
         let record = Record { pool: 1, affinity: 10800, counter: 7, flags: Record::LOCAL_POOL };
         assert_eq!(Record::from_bytes(record.to_bytes()), record);
         let affinity = Affinity { namespace: [1; 8], pool: 0x1234_5678, last_use: [2; 8], backend: 9 };
@@ -257,7 +338,8 @@ mod tests {
 
     #[test]
     fn sizes_are_those_of_the_programs() {
-        assert_eq!((size_of::<SlotCell>(), size_of::<BackendCell>()), (8, 24));
+        assert_eq!((size_of::<PoolCell>(), size_of::<SlotCell>()), (64, 8));
+        assert_eq!((size_of::<BackendCell>(), size_of::<CounterCell>()), (24, 16));
     }
 
     #[test]

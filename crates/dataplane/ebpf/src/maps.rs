@@ -3,11 +3,12 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
+use crate::counters::CounterArray;
 use crate::error::Error;
 use crate::layout::{AFFINITY_SIZE, KEY_SIZE, PEER_SIZE, RECORD_SIZE};
 use crate::options::Sizes;
 use crate::pools::PoolMaps;
-use crate::sys::{HashMapFd, Mapping, PerProcessorArray, open_pinned};
+use crate::sys::{HashMapFd, Mapping, open_pinned};
 
 /// `services`: address, port and protocol to a record.
 pub(crate) type ServiceMap = HashMapFd<KEY_SIZE, RECORD_SIZE>;
@@ -24,23 +25,18 @@ pub(crate) struct Maps {
     pub(crate) services: ServiceMap,
     pub(crate) pools: PoolMaps,
     pub(crate) affinities: AffinityMap,
-    pub(crate) counters: PerProcessorArray,
+    pub(crate) counters: CounterArray,
     pub(crate) namespaces: HashMapFd<8, 4>,
     pub(crate) datagram_peers: PeerMap,
 }
 
 impl Maps {
     /// Opens what [`crate::object::load`] has pinned.
-    pub(crate) fn open(directory: &Path, sizes: Sizes) -> Result<Maps, Error> {
+    pub(crate) fn open(directory: &Path, sizes: Sizes, processors: u32) -> Result<Maps, Error> {
         let open = |map: &'static str| -> Result<OwnedFd, Error> {
             open_pinned(&directory.join(map)).map_err(|source| Error::Map { action: "open", map, source })
         };
         let failed = |map| move |source| Error::Map { action: "map into memory", map, source };
-        let processors = aya::util::nr_cpus().map_err(|(path, source)| Error::Pin {
-            action: "read",
-            path: path.into(),
-            source,
-        })?;
         let pools = PoolMaps {
             pools: Mapping::of_map(open("pools")?.as_fd(), sizes.pools() as usize)
                 .map_err(failed("pools"))?,
@@ -53,7 +49,11 @@ impl Maps {
             services: HashMapFd::new(open("services")?),
             pools,
             affinities: HashMapFd::new(open("affinities")?),
-            counters: PerProcessorArray::new(open("counters")?, 2, processors),
+            counters: CounterArray::new(
+                Mapping::of_map(open("counters")?.as_fd(), (sizes.counters() * processors) as usize)
+                    .map_err(failed("counters"))?,
+                sizes.counters(),
+            ),
             namespaces: HashMapFd::new(open("namespaces")?),
             datagram_peers: HashMapFd::new(open("datagram_peers")?),
         })

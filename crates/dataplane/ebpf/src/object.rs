@@ -38,7 +38,7 @@ pub(crate) const HOOKS: [Hook; 9] = [
 ];
 
 /// The maps that are pinned. What is remembered for sockets is among them, so that it survives a restart.
-pub(crate) const MAPS: [&str; 10] = [
+pub(crate) const MAPS: [&str; 11] = [
     "services",
     "pools",
     "slots",
@@ -46,6 +46,7 @@ pub(crate) const MAPS: [&str; 10] = [
     "affinities",
     "counters",
     "namespaces",
+    "connections",
     "connected_sockets",
     "datagram_peers",
     "datagram_sockets",
@@ -62,16 +63,18 @@ pub(crate) struct LoadedProgram {
 pub(crate) fn load(
     directory: &Path,
     sizes: Sizes,
+    processors: u32,
     features: Features,
     listed_namespaces_only: bool,
 ) -> Result<Vec<LoadedProgram>, Error> {
-    load_object(OBJECT, directory, sizes, features, listed_namespaces_only)
+    load_object(OBJECT, directory, sizes, processors, features, listed_namespaces_only)
 }
 
 fn load_object(
     bytes: &[u8],
     directory: &Path,
     sizes: Sizes,
+    processors: u32,
     features: Features,
     listed_namespaces_only: bool,
 ) -> Result<Vec<LoadedProgram>, Error> {
@@ -82,6 +85,7 @@ fn load_object(
     let can_set_error = u32::from(features.can_set_error);
     let node_namespace = features.node_namespace.unwrap_or(0);
     let listed_namespaces_only = u32::from(listed_namespaces_only);
+    let counters_per_processor = sizes.counters();
     let paths = MAPS.map(|map| (map, directory.join(map)));
     let mut loader = EbpfLoader::new();
     loader
@@ -89,11 +93,12 @@ fn load_object(
         .override_global("can_set_error", &can_set_error, true)
         .override_global("node_namespace", &node_namespace, true)
         .override_global("listed_namespaces_only", &listed_namespaces_only, true)
+        .override_global("counters_per_processor", &counters_per_processor, true)
         .map_max_entries("services", sizes.frontends)
         .map_max_entries("pools", sizes.pools())
         .map_max_entries("slots", sizes.slots())
         .map_max_entries("backends", sizes.backends())
-        .map_max_entries("counters", sizes.counters());
+        .map_max_entries("counters", sizes.counters() * processors);
     for (map, path) in &paths {
         loader.map_pin_path(map, path.as_path());
     }
@@ -143,7 +148,7 @@ mod tests {
         std::fs::create_dir_all(&directory).unwrap();
         let sizes = Sizes { endpoints: 16, frontends: 16, counted_ports: 1 };
         let features = Features { can_set_error: false, node_namespace: None };
-        let error = load_object(&bytes, &directory, sizes, features, false).unwrap_err().to_string();
+        let error = load_object(&bytes, &directory, sizes, 1, features, false).unwrap_err().to_string();
         std::fs::remove_dir_all(&directory).unwrap();
         assert!(error.contains("program connect4 (the verifier's last lines: "), "{error}");
         assert!(error.contains("R9 !read_ok"), "{error}");

@@ -1,18 +1,18 @@
 //! Pools in the maps: which endpoints each has, and the memory behind them.
 //!
 //! The maps themselves are the only copy. One endpoint more or less is a backend, a slot and the pool's word. Anything bigger is written to new slots
-//! first; then the pool's one word leads to them.
+//! first; then the pool's one word leads to them. A small IPv4 pool is near: its cell holds the endpoints, too, so that a program finds everything in one
+//! cache line.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::net::{SocketAddr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
 use portwarden_model::Pool;
 
-use crate::layout::{BackendCell, PoolEndpoint, PoolWord, SlotCell};
+use crate::layout::{BackendCell, PoolCell, PoolEndpoint, PoolWord, SlotCell};
 use crate::ranges::Ranges;
-use crate::sys::{Mapping, PUBLISH};
+use crate::sys::Mapping;
 
 /// What is no longer used rests this long before something else gets it. A program that has just read a number needs microseconds.
 const REST: Duration = Duration::from_secs(1);
@@ -20,7 +20,7 @@ const REST: Duration = Duration::from_secs(1);
 /// The three array maps of pools.
 #[derive(Debug)]
 pub(crate) struct PoolMaps {
-    pub(crate) pools: Mapping<AtomicU64>,
+    pub(crate) pools: Mapping<PoolCell>,
     pub(crate) slots: Mapping<SlotCell>,
     pub(crate) backends: Mapping<BackendCell>,
 }
@@ -75,11 +75,7 @@ impl Pools {
 
     /// Takes over a pool that an earlier process has left. Returns false, and changes nothing, if it is not sound.
     pub(crate) fn adopt(&mut self, pool: u32) -> bool {
-        let Some(word) =
-            self.maps.pools.get(pool as usize).map(|w| PoolWord::from_bits(w.load(Ordering::Relaxed)))
-        else {
-            return false;
-        };
+        let Some(word) = self.maps.pools.get(pool as usize).map(PoolCell::word) else { return false };
         let end = u64::from(word.first) + u64::from(word.count);
         let sound = pool != 0
             && word.count > 0
@@ -103,6 +99,8 @@ impl Pools {
         }
         self.free_pools.take_at(pool);
         numbers.into_iter().for_each(|number| self.free_backends.take_at(number));
+        // The earlier process may have ended between two writes.
+        self.publish(pool, word);
         true
     }
 
@@ -136,7 +134,7 @@ impl Pools {
         let written = match (leaving.as_slice(), missing.as_slice()) {
             ([], []) => return Ok(Updated::default()),
             ([], [one]) if word.count < 1 << word.order => self.append(pool, word, *one)?,
-            ([(position, _)], [one]) => self.replace(pool, word.first + position, *one)?,
+            ([(position, _)], [one]) => self.replace(pool, word, *position, *one)?,
             ([(position, _)], []) if word.count > 1 => self.remove(pool, word, *position),
             _ => {
                 let written = self.write_anew(pool, kept, &missing)?;
@@ -156,7 +154,7 @@ impl Pools {
         let word = self.word(pool);
         let mut updated = Updated::default();
         let numbers: Vec<u32> = self.numbers(word).collect();
-        self.maps.pools[pool as usize].store(0, PUBLISH);
+        self.maps.pools[pool as usize].clear();
         updated.written = 1 + numbers.len();
         for number in numbers {
             self.retire(number, now, &mut updated.left_with_sockets);
@@ -176,11 +174,32 @@ impl Pools {
     }
 
     fn word(&self, pool: u32) -> PoolWord {
-        PoolWord::from_bits(self.maps.pools[pool as usize].load(Ordering::Relaxed))
+        self.maps.pools[pool as usize].word()
     }
 
-    fn set_word(&self, pool: u32, word: PoolWord) {
-        self.maps.pools[pool as usize].store(word.to_bits(), PUBLISH);
+    /// Leads to slots that are written. The endpoints of a near pool come first: whoever reads one of them, with the old word or the new one, gets an
+    /// endpoint of the old or the new state. Returns the number of writes.
+    fn publish(&self, pool: u32, word: PoolWord) -> usize {
+        let cell = &self.maps.pools[pool as usize];
+        let near: Option<Vec<SocketAddrV4>> = (word.count as usize <= PoolCell::NEAR_COUNT)
+            .then(|| self.numbers(word).map(|number| self.ipv4_address(number)).collect())
+            .flatten();
+        let near = near.as_deref();
+        let written = near.unwrap_or_default().iter().enumerate();
+        let written = written.filter(|(position, address)| cell.set_endpoint(*position, **address)).count();
+        let word = PoolWord { near: near.is_some(), ..word };
+        if cell.word() == word {
+            return written;
+        }
+        cell.set_word(word);
+        written + 1
+    }
+
+    fn ipv4_address(&self, number: u32) -> Option<SocketAddrV4> {
+        match self.maps.backends[number as usize].address() {
+            SocketAddr::V4(address) => Some(address),
+            SocketAddr::V6(_) => None,
+        }
     }
 
     fn numbers(&self, word: PoolWord) -> impl Iterator<Item = u32> {
@@ -197,21 +216,25 @@ impl Pools {
     fn append(&mut self, pool: u32, word: PoolWord, address: SocketAddr) -> Result<usize, Full> {
         let number = self.new_backend(pool, address)?;
         self.maps.slots[(word.first + word.count) as usize].set(number);
-        self.set_word(pool, PoolWord { count: word.count + 1, ..word });
-        Ok(3)
+        Ok(2 + self.publish(pool, PoolWord { count: word.count + 1, ..word }))
     }
 
-    fn replace(&mut self, pool: u32, slot: u32, address: SocketAddr) -> Result<usize, Full> {
+    fn replace(
+        &mut self,
+        pool: u32,
+        word: PoolWord,
+        position: u32,
+        address: SocketAddr,
+    ) -> Result<usize, Full> {
         let number = self.new_backend(pool, address)?;
-        self.maps.slots[slot as usize].set(number);
-        Ok(2)
+        self.maps.slots[(word.first + position) as usize].set(number);
+        Ok(2 + self.publish(pool, word))
     }
 
     fn remove(&mut self, pool: u32, word: PoolWord, position: u32) -> usize {
         let last = self.maps.slots[(word.first + word.count - 1) as usize].get();
         self.maps.slots[(word.first + position) as usize].set(last);
-        self.set_word(pool, PoolWord { count: word.count - 1, ..word });
-        2
+        1 + self.publish(pool, PoolWord { count: word.count - 1, ..word })
     }
 
     /// Writes all slots of a pool in a new range, then switches.
@@ -231,8 +254,10 @@ impl Pools {
         for (slot, number) in self.maps.slots[first as usize..].iter().zip(&numbers) {
             slot.set(*number);
         }
-        self.set_word(pool, PoolWord { first, order, count });
-        Ok(missing.len() + total + 1)
+        // All at once; then, if the pool is near, its endpoints once more.
+        let word = PoolWord { first, near: false, order, count };
+        self.maps.pools[pool as usize].set_word(word);
+        Ok(missing.len() + total + 1 + self.publish(pool, word))
     }
 
     fn retire(&mut self, number: u32, now: Instant, left_with_sockets: &mut Vec<PoolEndpoint>) {

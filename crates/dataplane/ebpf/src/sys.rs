@@ -10,9 +10,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use crate::layout::{BackendCell, SlotCell};
+use crate::layout::{BackendCell, CounterCell, PoolCell, SlotCell};
 
 /// Commands of `bpf(2)`.
 mod command {
@@ -158,41 +158,6 @@ impl<const K: usize, const V: usize> HashMapFd<K, V> {
     }
 }
 
-/// An array with one value of `words` words for each possible processor.
-#[derive(Debug)]
-pub(crate) struct PerProcessorArray {
-    fd: OwnedFd,
-    words: usize,
-    processors: usize,
-}
-
-impl PerProcessorArray {
-    pub(crate) fn new(fd: OwnedFd, words: usize, processors: usize) -> Self {
-        PerProcessorArray { fd, words, processors }
-    }
-
-    /// The values of all processors, one after the other.
-    pub(crate) fn get(&self, index: u32) -> io::Result<Vec<u64>> {
-        let mut values = vec![0_u64; self.words * self.processors];
-        let attribute = Attribute::new()
-            .fd(0, self.fd.as_fd())
-            .pointer(8, &raw const index)
-            .pointer(16, values.as_mut_ptr());
-        // SAFETY: the kernel writes one value for each possible processor, which is what the buffer has room for.
-        unsafe { attribute.call(command::MAP_LOOKUP) }?;
-        Ok(values)
-    }
-
-    /// Sets the values of all processors to zero.
-    pub(crate) fn clear(&self, index: u32) -> io::Result<()> {
-        let values = vec![0_u64; self.words * self.processors];
-        let attribute =
-            Attribute::new().fd(0, self.fd.as_fd()).pointer(8, &raw const index).pointer(16, values.as_ptr());
-        // SAFETY: the kernel reads one value for each possible processor, which is what the buffer has.
-        unsafe { attribute.call(command::MAP_UPDATE) }.map(drop)
-    }
-}
-
 /// What the kernel says about a link to a cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LinkInfo {
@@ -330,8 +295,10 @@ pub(crate) fn network_namespace_cookie(socket: BorrowedFd<'_>) -> io::Result<u64
 /// Every bit pattern must be valid, and every byte must be part of an atomic type or padding that is never read.
 pub(crate) unsafe trait Cell {}
 
-// SAFETY: an atomic integer.
-unsafe impl Cell for AtomicU64 {}
+// SAFETY: atomic integers without gaps.
+unsafe impl Cell for PoolCell {}
+// SAFETY: atomic integers without gaps.
+unsafe impl Cell for CounterCell {}
 // SAFETY: an atomic integer and padding.
 unsafe impl Cell for SlotCell {}
 // SAFETY: atomic integers without gaps.

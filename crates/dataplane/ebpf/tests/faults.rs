@@ -52,7 +52,7 @@ fn one_changed_endpoint_is_a_bounded_number_of_writes_and_nothing_is_written_twi
     ensure!(report.written == 0, "{report:?}");
     let written = node.start()?.written;
     ensure!(written == 9, "a restart replaces nine programs and nothing else, but wrote {written} times");
-    for (pods, most) in [([0, 1, 2].as_slice(), 10), (&[0, 2], 6), (&[0, 1], 6)] {
+    for (pods, most) in [([0, 1, 2].as_slice(), 14), (&[0, 2], 7), (&[0, 1], 7)] {
         node.endpoints("web-12", &port(8080), pods);
         let written = node.sync()?.written;
         ensure!((1..=most).contains(&written), "{pods:?} in both families: {written} writes, at most {most}");

@@ -2,12 +2,19 @@
 
 mod common;
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd;
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
+use aya::maps::{Array, Map, MapData};
 use common::{Node, TIMEOUT, client, echo};
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, connect as connect_socket, socket,
+};
 use portwarden_testkit::Host;
 use portwarden_testkit::build::{ServiceBuilder, port, service};
 
@@ -80,6 +87,75 @@ fn a_connected_socket_shows_the_service_and_no_packet_is_translated() -> Result<
     ensure!(answer == format!("pod-0 {}", node.topology.pod(0).ip().v4), "{answer}");
     let flows = node.topology.node().command("conntrack").args(["-L", "-d", V4]).run()?;
     ensure!(!flows.contains(V4), "a flow was translated: {flows}");
+    Ok(())
+}
+
+/// A place in the map `connections`: the cookie of the socket that has it comes first.
+type Place = [u8; 48];
+const PLACES: u32 = 32_768;
+
+fn places(node: &Node) -> Result<Array<MapData, Place>> {
+    let versions = fs::read_dir(&node.options.pin_directory)?.flatten();
+    let maps = versions.map(|entry| entry.path()).find(|path| path.join("connections").exists());
+    let pin = maps.context("no maps are pinned")?.join("connections");
+    Ok(Map::from_map_data(MapData::from_pin(pin)?)?.try_into()?)
+}
+
+fn is_taken(places: &Array<MapData, Place>, index: u32) -> Result<bool> {
+    Ok(places.get(&index, 0)?[..8] != [0; 8])
+}
+
+#[test]
+fn a_connection_keeps_its_place_until_it_is_closed() -> Result<()> {
+    let mut node = Node::new("places")?;
+    serve_tcp(node.topology.pod(0), 8080)?;
+    node.apply(web(), "web", &port(8080), &[0]);
+    node.sync()?;
+    let mut places = places(&node)?;
+    let taken = |places: &Array<MapData, Place>| -> Result<usize> {
+        let all = (0..PLACES).map(|index| is_taken(places, index)).collect::<Result<Vec<bool>>>()?;
+        Ok(all.into_iter().filter(|taken| *taken).count())
+    };
+    let mut open = Vec::new();
+    for to in targets(80).into_iter().cycle().take(6) {
+        open.push((to, connect(node.topology.pod(1), to)?.0));
+    }
+    ensure!(taken(&places)? == 6, "{} places are taken", taken(&places)?);
+    // All other places are taken by sockets that stay.
+    let mut other = [0; size_of::<Place>()];
+    other[..8].fill(0xff);
+    for index in 0..PLACES {
+        if !is_taken(&places, index)? {
+            places.set(index, other, 0)?;
+        }
+    }
+    for to in targets(80) {
+        open.push((to, connect(node.topology.pod(1), to)?.0));
+    }
+    for (to, stream) in &open {
+        ensure!(stream.peer_addr()? == *to, "the process asked for {to}, not {}", stream.peer_addr()?);
+    }
+    drop(open);
+    ensure!(taken(&places)? == PLACES as usize - 6, "{} places are taken", taken(&places)?);
+    Ok(())
+}
+
+#[test]
+fn a_socket_that_connects_again_shows_what_it_asked_for_last() -> Result<()> {
+    let mut node = Node::new("again")?;
+    node.apply(web(), "web", &port(8080), &[0]);
+    node.sync()?;
+    let endpoint = SocketAddr::new(node.topology.pod(0).ip().v4.into(), 8080);
+    let socket = {
+        let _inside = node.topology.pod(1).namespace().enter()?;
+        socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?
+    };
+    let try_to = |to: SocketAddr| connect_socket(socket.as_raw_fd(), &SockaddrStorage::from(to));
+    ensure!(try_to(targets(80)[0]) == Err(Errno::ECONNREFUSED), "nothing listens yet");
+    serve_tcp(node.topology.pod(0), 8080)?;
+    try_to(endpoint)?;
+    let stream = TcpStream::from(socket);
+    ensure!(stream.peer_addr()? == endpoint, "the process asked for {endpoint}, not {}", stream.peer_addr()?);
     Ok(())
 }
 

@@ -49,6 +49,8 @@ enum Kind {
     Direct,
     /// To the pod itself, past the rules of mode nftables, which turn tracking on.
     Beside,
+    /// The same, with packets from pod to pod untracked.
+    BesideNotrack,
     Nftables,
     Ebpf,
     EbpfNotrack,
@@ -59,6 +61,7 @@ impl Kind {
         match self {
             Kind::Direct => "direct, no rules",
             Kind::Beside => "direct, beside nftables rules",
+            Kind::BesideNotrack => "direct, beside nftables rules + notrack",
             Kind::Nftables => "nftables",
             Kind::Ebpf => "ebpf",
             Kind::EbpfNotrack => "ebpf + notrack",
@@ -82,7 +85,7 @@ pub(crate) fn run(effort: Effort) -> Result<()> {
     let home = bpf::cgroup()?;
     let mut setups = vec![Setup::new(Kind::Direct, 0, &home)?];
     for services in SERVICES {
-        for kind in [Kind::Beside, Kind::Nftables, Kind::Ebpf, Kind::EbpfNotrack] {
+        for kind in [Kind::Beside, Kind::BesideNotrack, Kind::Nftables, Kind::Ebpf, Kind::EbpfNotrack] {
             setups.push(Setup::new(kind, services, &home)?);
         }
     }
@@ -120,7 +123,11 @@ impl Setup {
         let addresses: Vec<String> = servers.iter().map(|pod| pod.ip().v4.to_string()).collect();
         let to_pods = servers.iter().map(|pod| SocketAddr::new(pod.ip().v4.into(), 8080)).collect();
         let to_services = (0..services).map(|number| SocketAddr::from((cluster_ip(number), 80))).collect();
-        let targets = if matches!(kind, Kind::Direct | Kind::Beside) { to_pods } else { to_services };
+        let targets = if matches!(kind, Kind::Direct | Kind::Beside | Kind::BesideNotrack) {
+            to_pods
+        } else {
+            to_services
+        };
         let name = format!("{kind:?}-{services}");
         let cgroup = home.join(&name);
         fs::create_dir_all(&cgroup)?;
@@ -130,7 +137,7 @@ impl Setup {
             let desired = cluster.desired(Family::V4);
             let _inside = topology.node().namespace().enter()?;
             let failed = |error: portwarden_model::SyncError| anyhow::anyhow!("{error}");
-            let untracked_pods = kind == Kind::EbpfNotrack;
+            let untracked_pods = matches!(kind, Kind::BesideNotrack | Kind::EbpfNotrack);
             let own = NftablesOptions { untracked_pods, ..NftablesOptions::default() };
             let mut below = Nftables::new(&[Family::V4], own)?;
             below.sync(desired, &Changes::everything(), Instant::now()).map_err(failed)?;

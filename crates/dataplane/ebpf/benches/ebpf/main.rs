@@ -65,6 +65,9 @@ pub(crate) fn cluster(services: usize, endpoints: impl Fn(usize) -> Vec<String>)
     let pod_ranges = vec!["10.244.0.0/16".parse().expect("a range")];
     let mut cluster = Cluster::new(Settings { pod_ranges, ..Settings::new("node-a") });
     cluster.apply(node("node-a").ip("192.168.0.2").build().event());
+    // The last one is what a bridge of pods has.
+    let own = ["127.0.0.1", "192.168.0.2", "10.244.0.1"].map(|ip| ip.parse().expect("an address"));
+    cluster.apply(Event::HostAddresses(own.into()));
     // Every cluster has one.
     cluster.apply(service_cidr("kubernetes", ["10.96.0.0/12"]).event());
     for number in 0..services {

@@ -20,12 +20,15 @@ fn pool(hosts: impl IntoIterator<Item = u8>) -> Pool {
 /// The endpoints that a program can draw.
 fn content(pools: &Pools, pool: u32) -> BTreeSet<SocketAddr> {
     let numbers = pools.numbers(pools.word(pool));
-    numbers
+    let all: Vec<SocketAddr> = numbers
         .map(|number| {
             assert_eq!(pools.maps.backends[number as usize].pool(), pool, "a backend knows its pool");
             pools.maps.backends[number as usize].address()
         })
-        .collect()
+        .collect();
+    let near = all.len() <= PoolCell::NEAR_COUNT && all.iter().all(SocketAddr::is_ipv4);
+    assert_eq!(pools.maps.pools[pool as usize].near_endpoints(), near.then(|| all.clone()));
+    all.into_iter().collect()
 }
 
 fn addresses(pool: &Pool) -> BTreeSet<SocketAddr> {
@@ -83,7 +86,8 @@ fn a_full_map_changes_nothing() {
     pools.create(&pool(30..32), now).unwrap();
     assert_eq!(pools.create(&pool(40..41), now), Err(Full::Pools));
     let updated = pools.update(first, &pool(1..8), now).unwrap();
-    assert_eq!((updated.written, content(&pools, first)), (3, addresses(&pool(1..8))));
+    // A slot, the word and a backend; and seven endpoints, as the pool is near now.
+    assert_eq!((updated.written, content(&pools, first)), (10, addresses(&pool(1..8))));
 }
 
 #[test]
@@ -109,12 +113,58 @@ fn another_process_takes_over_sound_pools_only() {
     assert!(after.adopt(one));
     assert!(!after.adopt(one), "only once");
     assert!(!after.adopt(0) && !after.adopt(7) && !after.adopt(100), "nothing is there");
-    after.maps.slots
-        [PoolWord::from_bits(after.maps.pools[two as usize].load(Ordering::Relaxed)).first as usize]
-        .set(1);
+    after.maps.slots[after.maps.pools[two as usize].word().first as usize].set(1);
     assert!(!after.adopt(two), "one of its backends belongs to another pool");
     assert_eq!(content(&after, one), addresses(&pool(0..5)));
     let (three, _) = after.create(&pool(20..40), now).unwrap();
     assert_eq!(content(&after, one), addresses(&pool(0..5)), "nothing of it was given away");
     assert_eq!(content(&after, three), addresses(&pool(20..40)));
+}
+
+#[test]
+fn a_small_pool_has_its_endpoints_near() {
+    let now = Instant::now();
+    let mut pools = Pools::new(maps(8, 64, 64));
+    let (id, _) = pools.create(&pool(0..5), now).unwrap();
+    assert_eq!(content(&pools, id), addresses(&pool(0..5)));
+    // One more, less and other endpoint; many others; beyond what a cell holds, and back, one by one and at once.
+    for (wanted, most) in [
+        (pool(0..6), 4),
+        (pool(1..6), 4),
+        (pool((1..5).chain([9])), 4),
+        (pool(20..26), 64),
+        (pool(20..27), 4),
+        (pool(20..28), 4),
+        (pool(21..28), 11),
+        (pool(21..22), 64),
+        (pool(20..40), 64),
+        (pool(20..25), 64),
+    ] {
+        let updated = pools.update(id, &wanted, now).unwrap();
+        assert!(updated.written <= most, "{updated:?}, expected at most {most}");
+        assert_eq!(content(&pools, id), addresses(&wanted));
+    }
+    pools.release(id, now);
+    assert_eq!(pools.maps.pools[id as usize].near_endpoints(), None);
+    let v6 = Backend::new("[fd00::1]:80".parse().unwrap(), true);
+    let (id, _) = pools.create(&Pool::new(&[v6]), now + REST).unwrap();
+    assert_eq!(content(&pools, id).len(), 1);
+}
+
+#[test]
+fn another_process_completes_a_change_that_was_cut_off() {
+    let now = Instant::now();
+    let mut before = Pools::new(maps(8, 64, 64));
+    let (one, _) = before.create(&pool(0..3), now).unwrap();
+    let (two, _) = before.create(&pool(10..13), now).unwrap();
+    // The slot was replaced, and the endpoint in the cell not yet.
+    let stale = "10.0.0.99:80".parse().unwrap();
+    before.maps.pools[one as usize].set_endpoint(1, stale);
+    // The new slots are in force, but the cell was not filled.
+    let word = before.word(two);
+    before.maps.pools[two as usize].set_word(PoolWord { near: false, ..word });
+    let mut after = Pools::new(before.maps);
+    assert!(after.adopt(one) && after.adopt(two));
+    assert_eq!(content(&after, one), addresses(&pool(0..3)));
+    assert_eq!(content(&after, two), addresses(&pool(10..13)));
 }
