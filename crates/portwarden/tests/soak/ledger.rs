@@ -82,6 +82,7 @@ pub(crate) struct Count {
     pub(crate) requests: u64,
     pub(crate) due: u64,
     pub(crate) excluded: u64,
+    /// Those of them that failed and would have had to succeed.
     pub(crate) excluded_failures: u64,
     /// Failures in the instant of an exchange of all rules.
     pub(crate) exchanged: u64,
@@ -224,15 +225,16 @@ impl Ledger {
         let overlaps = |(start, end): &(Instant, Option<Instant>)| {
             *start <= request.ended && end.is_none_or(|end| end >= request.started)
         };
-        if self.windows.iter().any(overlaps) {
-            self.count.excluded += 1;
-            self.count.excluded_failures += u64::from(!answered);
-            return Ok(());
-        }
+        let excluded = self.windows.iter().any(overlaps);
         let possible = self.expected(topology, request.target, request.started, request.ended)?;
         let steady = possible.windows(2).all(|pair| pair[0].1.answers == pair[1].1.answers);
         let due = possible.iter().all(|(_, expected)| must_answer(expected))
             && (steady || self.targets[request.target].transport == Transport::Tcp);
+        if excluded {
+            self.count.excluded += 1;
+            self.count.excluded_failures += u64::from(due && !answered);
+            return Ok(());
+        }
         self.count.due += u64::from(due);
         let allowed: BTreeSet<SocketAddr> = possible
             .iter()

@@ -97,7 +97,7 @@ fn run(
             world.judge()?;
             bail!("{error:#}\n{}\nthe process logged:\n{}", failures(&world), world.log());
         }
-        std::thread::sleep(pace.stretch(pause));
+        std::thread::sleep(pace.between_changes(pause));
         world.judge()?;
         if !world.ledger.count.failures.is_empty() {
             bail!("{}\nthe process logged:\n{}", failures(&world), world.log());

@@ -25,7 +25,7 @@ const STALL: Duration = Duration::from_secs(1);
 /// After a stall the traffic that should have been sent meanwhile comes all at once.
 const AFTERMATH: Duration = Duration::from_secs(10);
 
-/// How fast traffic and changes come. A slower machine gets fewer of both, in the same proportion.
+/// How fast traffic and changes come. A slower machine gets fewer of both.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pace {
     /// Requests per second.
@@ -46,6 +46,11 @@ impl Pace {
     /// A time at the usual rate, at this one.
     pub(crate) fn stretch(self, time: Duration) -> Duration {
         time * Pace::USUAL / self.rate
+    }
+
+    /// The time between two changes, at this rate. There is less traffic between them before they become rare.
+    pub(crate) fn between_changes(self, usual: Duration) -> Duration {
+        self.stretch(usual).min(usual * 4)
     }
 }
 
