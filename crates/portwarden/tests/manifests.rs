@@ -11,7 +11,7 @@ use portwarden_testkit::Transport;
 use portwarden_testkit::apiserver::{ApiServer, Rights, Seen};
 use portwarden_testkit::build::{endpoint, node, port, service, slice};
 use portwarden_testkit::topology::addresses::NODE;
-use serde_json::Value;
+use serde_json::{Value, json};
 use support::container::readable;
 use support::deployment::config_file;
 use support::rendered::{chart, find, overlay, pod, repository, tool};
@@ -257,10 +257,25 @@ fn the_chart_refuses_values_that_cannot_work() -> Result<()> {
         (&[][..], "set apiServer.host"),
         (&[API, "mode=ebtables"], "mode"),
         (&[API, "imagee.tag=1"], "imagee"),
+        (&[API, "monitoring.rules.enable=true"], "enable"),
+        // Without quotes, a shell takes the backslash away from `portwarden\.dev/proxy`.
+        (&[API, "nodeSelector.portwarden.dev/proxy=portwarden"], "nodeSelector"),
     ] {
         let error = chart(settings).err().with_context(|| format!("{settings:?} is accepted"))?;
         ensure!(format!("{error:#}").contains(message), "{error:#}");
     }
+    Ok(())
+}
+
+/// What docs/upgrading.md says about looking at one node first.
+#[test]
+fn an_update_strategy_replaces_the_default() -> Result<()> {
+    let strategy = |setting| {
+        Ok::<_, anyhow::Error>(find(&chart(&[API, setting])?, "DaemonSet")?["spec"]["updateStrategy"].clone())
+    };
+    ensure!(strategy("updateStrategy.type=OnDelete")? == json!({"type": "OnDelete"}));
+    let surge = strategy("updateStrategy.rollingUpdate.maxSurge=1")?;
+    ensure!(surge["type"] == "RollingUpdate" && surge["rollingUpdate"]["maxSurge"] == 1, "{surge}");
     Ok(())
 }
 

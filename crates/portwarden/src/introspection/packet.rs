@@ -214,7 +214,7 @@ fn explain_found(
     explained.steps.push(policy_step(frontend, explained.origin));
     if packet.from.is_none() && frontend.from_node != frontend.from_elsewhere {
         explained.steps.push(format!(
-            "a client on this node has another outcome ({}); give its address with `from`",
+            "a client on this node has another outcome ({}); give the client's address to see it",
             verdict_words(frontend.from_node)
         ));
     }
@@ -252,12 +252,12 @@ fn forwarded(
         (count, PoolKind::Local) => format!("one of {count} endpoints on this node"),
     };
     let chosen = match port.affinity {
-        Some(seconds) => format!(
+        Some(seconds) => Some(format!(
             "session affinity: the client keeps its endpoint until {seconds} s after its last connection"
-        ),
-        None => "each new connection may go to another endpoint".to_owned(),
+        )),
+        None => (pool.len() > 1).then(|| "each new connection may go to another endpoint".to_owned()),
     };
-    explained.steps.push(chosen);
+    explained.steps.extend(chosen);
     explained.summary = format!("Forwarded to {which} of Service {service}.");
 }
 
@@ -286,7 +286,7 @@ fn push_source_address(
         match masqueraded {
             Some(true) => "masqueraded: the endpoint sees the node's address",
             Some(false) => "not masqueraded: the endpoint sees the client's address",
-            None => "whether the endpoint sees the client's or the node's address depends on the client; give its address with `from`",
+            None => "whether the endpoint sees the client's or the node's address depends on the client; give the client's address to see it",
         }
         .to_owned(),
     );

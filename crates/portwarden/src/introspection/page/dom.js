@@ -78,6 +78,7 @@ export function seconds(value) {
 }
 
 export function bytes(value) {
+  if (value === 0) return "0";
   return value < 1 << 20 ? `${(value / 1024).toFixed(0)} KiB` : `${(value / (1 << 20)).toFixed(1)} MiB`;
 }
 

@@ -4,11 +4,14 @@ import { bytes, h, number, seconds } from "./dom.js";
 
 const MILLIS = (value) => (value === null || value === undefined ? "–" : value === 0 ? "0" : seconds(value / 1000));
 
+/** Steps between ticks: round numbers of MiB, not of bytes. */
+const MEBIBYTES = Array.from({ length: 16 }, (_, power) => 2 ** (20 + power - 2));
+
 const PLOTS = [
   { key: "sync", title: "Sync time", shown: MILLIS, colour: "--blue", points: true, about: "how long writing to the kernel took" },
   { key: "changeToKernel", title: "Change to kernel", shown: MILLIS, colour: "--violet", points: true, about: "from the arrival of a change to the kernel's acknowledgement" },
   { key: "changes", title: "Changes per second", shown: (value) => number(Math.round((value ?? 0) * 10) / 10), colour: "--green", about: "objects that arrived from the source" },
-  { key: "memory", title: "Memory", shown: (value) => bytes(value ?? 0), colour: "--amber", about: "resident memory of the process" },
+  { key: "memory", title: "Memory", shown: (value) => bytes(value ?? 0), colour: "--amber", steps: MEBIBYTES, about: "resident memory of the process" },
 ];
 
 const HEIGHT = 150;
@@ -41,7 +44,7 @@ export function plots() {
   };
 }
 
-function panel({ key, title, shown, colour, points, about }) {
+function panel({ key, title, shown, colour, points, steps, about }) {
   const value = h("span", { class: "now" }, "–");
   const canvas = h("div", { class: "canvas" });
   const element = h("figure", { class: "panel plot", title: about },
@@ -57,7 +60,7 @@ function panel({ key, title, shown, colour, points, about }) {
       if (!series.time.length || !canvas.clientWidth) return;
       const data = [series.time, values];
       if (plot) plot.setData(data);
-      else plot = new window.uPlot(options(canvas, colour, points, shown), data, canvas);
+      else plot = new window.uPlot(options(canvas, { colour, points, shown, steps }), data, canvas);
     },
     resize() {
       if (plot && canvas.clientWidth) plot.setSize({ width: canvas.clientWidth, height: HEIGHT });
@@ -73,7 +76,7 @@ function highest(values) {
   return values.reduce((most, one) => (one !== null && one > (most ?? -1) ? one : most), null);
 }
 
-function options(canvas, colour, points, shown) {
+function options(canvas, { colour, points, shown, steps }) {
   const style = getComputedStyle(document.documentElement);
   const ink = (name) => style.getPropertyValue(name).trim();
   const axis = { stroke: ink("--quiet"), grid: { stroke: ink("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
@@ -89,7 +92,7 @@ function options(canvas, colour, points, shown) {
     },
     axes: [
       { ...axis, size: 26, space: 80, values: (_, ticks) => ticks.map((tick) => new Date(tick * 1000).toLocaleTimeString("en-GB")) },
-      { ...axis, size: 62, space: 34, values: (_, ticks) => ticks.map(shown) },
+      { ...axis, size: 62, space: 34, values: (_, ticks) => ticks.map(shown), ...(steps && { incrs: steps }) },
     ],
     series: [
       {},
