@@ -10,7 +10,7 @@ use tracing::{error, info};
 
 use crate::app::{self, App, Signals, StartupOptions};
 use crate::commands::{self, print};
-use crate::config::{self, Config, LoadedConfig};
+use crate::config::{self, Config, LoadedConfig, Notice};
 use crate::flags::{self, Action, Flags, Invocation, Program};
 use crate::host;
 use crate::logging::{self, Logs, end_on_panic};
@@ -62,7 +62,10 @@ fn execute(program: Program, flags: Flags) -> anyhow::Result<()> {
     };
     logs.start();
     let loaded = loaded?;
-    loaded.notices.iter().for_each(app::log_notice);
+    // Which mode would run does not matter to a clean-up, which removes the rules of all.
+    let cleans_up = program == Program::Portwarden && flags.action() == Action::Cleanup;
+    let matters = |notice: &&Notice| !(cleans_up && matches!(notice, Notice::ModeDefaulted));
+    loaded.notices.iter().filter(matters).for_each(app::log_notice);
     if loaded.config.logging.verbosity >= 1 {
         for (name, value) in flags.listing(program) {
             info!(target: logging::PLAIN, "FLAG: --{name}={value:?}");
@@ -96,6 +99,7 @@ fn dispatch(program: Program, flags: Flags, loaded: LoadedConfig, logs: Arc<Logs
 
 fn run(options: StartupOptions, logs: Arc<Logs>) -> anyhow::Result<()> {
     end_on_panic();
+    let page_wanted = options.config.servers.page.is_some();
     info!(version = options.version, portwarden = crate::version::OWN, "Version info");
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -106,7 +110,11 @@ fn run(options: StartupOptions, logs: Arc<Logs>) -> anyhow::Result<()> {
         let mut signals = Signals::new().context("cannot listen to signals")?;
         let app = App::start(options, logs).await?;
         let (healthz, metrics) = app.bound();
-        let page = app.page_bound().map_or_else(|| "off".to_owned(), |address| format!("http://{address}"));
+        let page = match app.page_bound() {
+            Some(address) => format!("http://{address}"),
+            None if page_wanted => "not listening".to_owned(),
+            None => "off".to_owned(),
+        };
         info!(healthz = listening(healthz), metrics = listening(metrics), page, "Started");
         app.run(&mut signals).await
     });
@@ -126,6 +134,7 @@ fn clean_up(config: &Config) -> anyhow::Result<()> {
         error!(err = format!("{failure:#}"), "Cannot remove rules");
     }
     if failures.is_empty() {
+        info!("The rules of all modes are removed");
         return Ok(());
     }
     const FAILED: &str = "encountered an error while tearing down rules";

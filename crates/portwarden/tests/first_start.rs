@@ -192,6 +192,11 @@ fn a_second_instance_reports_the_first_until_that_one_ends() -> Result<()> {
         let line = text.lines().find(|line| line.contains("Another Portwarden runs on this node"));
         Ok(line.is_some_and(|line| line.contains("stop one of them") && line.contains("other=\"process ")))
     })?;
+    first.wait_until("it to say that its ports are taken", || {
+        let text = fs::read_to_string(first.path("second"))?;
+        let started = text.lines().find(|line| line.contains("\"Started\""));
+        Ok(started.is_some_and(|line| line.ends_with("page=\"not listening\"")))
+    })?;
     first.kill();
     first.wait_until("the second one to take its place", || {
         Ok(fs::read_to_string(first.path("second"))?.contains("this one serves the node alone"))
@@ -199,6 +204,13 @@ fn a_second_instance_reports_the_first_until_that_one_ends() -> Result<()> {
     let doctor = first.program().args(["doctor"]).output()?;
     ensure!(doctor.stdout.contains("is taken, presumably by Portwarden (process "), "{doctor:?}");
     drop(second);
+    let cleanup = first.program().args(["--cleanup"]).output()?;
+    ensure!(cleanup.code == Some(0), "{cleanup:?}");
+    let lines: Vec<&str> = cleanup.stderr.lines().collect();
+    ensure!(
+        matches!(lines[..], [only] if only.contains("The rules of all modes are removed")),
+        "{cleanup:?}"
+    );
     Ok(())
 }
 
