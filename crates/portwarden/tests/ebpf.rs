@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, ensure};
+use portwarden_testkit::probe::Behaviour;
+use portwarden_testkit::topology::addresses::POD_BRIDGE;
 use portwarden_testkit::{Host, Transport, bpf};
 use support::{METRICS, Rig, TIMEOUT, cluster_cidr, node, service, slice};
 
@@ -143,6 +145,26 @@ fn is_tracked(rig: &Rig) -> Result<bool> {
     Ok(flows.contains("dport=8080"))
 }
 
+/// An address in the range of the pods comes and goes, as that of a bridge does.
+fn packets_to_the_node_stay_tracked(rig: &Rig) -> Result<()> {
+    let own = SocketAddr::from((POD_BRIDGE.v4, 9090));
+    let excepts_it = || -> Result<bool> {
+        let rules = rig.command("nft").args(["list", "table", "ip", "kube-proxy"]).run()?;
+        Ok(rules.contains(&format!("ip daddr != {} notrack", own.ip())))
+    };
+    ensure!(!excepts_it()?, "nothing to except yet");
+    let address = format!("{}/32", own.ip());
+    rig.command("ip").args(["address", "add", &address, "dev", "lo"]).run()?;
+    rig.wait_until("the rule to except the node's address", excepts_it)?;
+    rig.topology.node().serve_on(Transport::Tcp, own, Behaviour::Answer)?;
+    ensure!(rig.topology.pod(1).probe().tcp(own)?.is_answered(), "the node does not answer on {own}");
+    let flows = rig.command("conntrack").args(["-L", "-d", &own.ip().to_string()]).run()?;
+    rig.command("ip").args(["address", "del", &address, "dev", "lo"]).run()?;
+    rig.wait_until("the rule without the address", || Ok(!excepts_it()?))?;
+    ensure!(flows.contains("dport=9090"), "packets from a pod to the node are not tracked: {flows}");
+    Ok(())
+}
+
 #[test]
 fn packets_from_pod_to_pod_leave_connection_tracking_unless_rules_of_others_need_it() -> Result<()> {
     let _alone = alone();
@@ -187,6 +209,7 @@ fn packets_from_pod_to_pod_leave_connection_tracking_unless_rules_of_others_need
     rig.command("nft").args(["delete", "table", "inet", "plugin"]).run()?;
     start_with(&mut rig, "ebpf", &place, &["--ebpf-notrack=enabled"])?;
     rig.wait_until("the rules", || Ok(untracking_rules(&rig)? == 2))?;
+    packets_to_the_node_stay_tracked(&rig)?;
     ensure!(rig.stop()?.success());
     // Another mode, and the same mode without the option, remove the rules.
     start_with(&mut rig, "nftables", &place, &["--ebpf-notrack=enabled"])?;
