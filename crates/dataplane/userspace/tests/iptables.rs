@@ -2,10 +2,12 @@
 
 mod support;
 
+use std::fs;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use portwarden_model::{Family, PerFamily, Report};
 use portwarden_testkit::Namespace;
 use portwarden_testkit::build::port;
@@ -60,6 +62,66 @@ fn only_differences_are_written() -> Result<()> {
         ensure!(ask("10.96.0.11:80".parse()?).is_none());
         node.apply(other(&["10.244.0.10"]))?;
         ensure!(saved(namespace, "iptables-save")? == incremental);
+        Ok(())
+    })
+}
+
+/// Puts programs into a folder of which `iptables-restore` keeps its last input in a file there.
+fn record_input(folder: &Path) -> Result<()> {
+    for name in ["iptables", "ip6tables"] {
+        for (program, keep) in [("", ""), ("-save", ""), ("-restore", "tee {folder}/{program}.input | ")] {
+            let program = format!("{name}{program}");
+            let keep = keep.replace("{folder}", &folder.display().to_string()).replace("{program}", &program);
+            let path = folder.join(&program);
+            fs::write(&path, format!("#!/bin/sh\n{keep}/usr/sbin/{program} \"$@\"\n"))?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        }
+    }
+    Ok(())
+}
+
+/// A connection that is neither redirected nor refused between two tables would be lost, with all later ones from its port.
+#[test]
+fn a_service_is_refused_before_its_redirection_goes_and_until_it_is_there() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    record_input(folder.path())?;
+    let with_programs = |options: &mut Options| {
+        let programs = |family| {
+            let lock = folder.path().join("xtables.lock");
+            let programs = Programs::new(family, Variant::Installed).in_folder(folder.path());
+            programs.env("XTABLES_LOCKFILE", lock)
+        };
+        options.redirection = Redirection::Iptables(Box::new(PerFamily::from_fn(programs)));
+    };
+    let line_of = |refusal: &str, redirection: &str| -> Result<(usize, usize)> {
+        let input = fs::read_to_string(folder.path().join("iptables-restore.input"))?;
+        let find = |words: &str| {
+            let has = |line: &str| words.split(' ').all(|word| line.contains(word));
+            input.lines().position(has).with_context(|| format!("no line has {words:?}:\n{input}"))
+        };
+        Ok((find(refusal)?, find(redirection)?))
+    };
+    on_node(|_| {
+        echo("10.244.0.10:8080", b'a')?;
+        let served = || web("TCP", &["10.244.0.10"]);
+        let (mut node, _) = start(with_programs)?;
+        node.apply(served())?;
+        node.apply(web("TCP", &[]))?;
+        let (refusal, redirection) =
+            line_of("-I KUBE-PORTALS-FILTER REJECT", "-D KUBE-PORTALS-HOST --to-destination")?;
+        ensure!(refusal < redirection, "endpoints go");
+        node.apply(served())?;
+        let (refusal, redirection) =
+            line_of("-D KUBE-PORTALS-FILTER REJECT", "-I KUBE-PORTALS-HOST --to-destination")?;
+        ensure!(redirection < refusal, "endpoints come");
+        // What changed while no process ran.
+        node.apply(web("TCP", &[]))?;
+        drop(node);
+        let _node = support::start_with(with_programs, served())?;
+        let (refusal, redirection) =
+            line_of(":KUBE-PORTALS-FILTER", "-A KUBE-PORTALS-HOST --to-destination")?;
+        ensure!(redirection < refusal, "endpoints have come");
+        ensure!(ask(service()) == Some(b'a'));
         Ok(())
     })
 }

@@ -1,7 +1,10 @@
-//! Redirection by the iptables programs, for kernels without nf_tables. Each table changes in one step: the filter table first, so that what
-//! is no longer redirected is refused, then the nat table. A change of a Service inserts and deletes its own rules only.
+//! Redirection by the iptables programs, for kernels without nf_tables. Each table changes in one step. The filter table gets rules before the
+//! nat table changes and loses them after it, so that a connection is redirected or refused at every moment: conntrack would remember for two
+//! minutes that one was neither. A change of a Service inserts and deletes its own rules only.
 
 mod rules;
+
+use std::collections::BTreeSet;
 
 use portwarden_model::{Family, PerFamily, Protocol};
 use portwarden_xtables::{Error, Programs, RestoreError, SavedTable, Section, Table, Transaction, Variant};
@@ -106,18 +109,19 @@ impl Installed {
     fn changes(&self, frame: &Frame, difference: &Difference<Rule>) -> Transaction {
         let mut transaction = Transaction::new();
         for chain in Chain::ALL {
-            let section = transaction.section(chain.table());
             let (head, tail) = frame.around(chain);
+            let added = difference.added.iter().filter(|rule| rule.chain == chain);
             if self.frame.around(chain) != (head, tail) {
                 let rules = self.ledger.after(difference).filter(|rule| rule.chain == chain);
-                write_chain(section, chain, head, rules, tail);
+                rewrite_chain(&mut transaction, chain, added, (head, rules, tail));
                 continue;
             }
+            let section = section_of_losses(&mut transaction, chain);
             for rule in difference.gone.iter().filter(|rule| rule.chain == chain) {
                 section.insert_rule(format!("-D {} {}\n", chain.name(), rule.text));
             }
-            let place = head.len() + 1;
-            for rule in difference.added.iter().filter(|rule| rule.chain == chain) {
+            let (section, place) = (transaction.section(chain.table()), head.len() + 1);
+            for rule in added {
                 section.insert_rule(format!("-I {} {place} {}\n", chain.name(), rule.text));
             }
         }
@@ -137,9 +141,18 @@ fn repair(saved: &Saved, frame: &Frame, difference: &Difference<Rule>) -> Transa
     for chain in Chain::ALL {
         let (head, tail) = frame.around(chain);
         let wanted: Vec<&Rule> = difference.added.iter().filter(|rule| rule.chain == chain).collect();
-        if !saved.has(chain, head, &wanted, tail) {
-            let section = transaction.section(chain.table());
-            write_chain(section, chain, head, wanted.into_iter(), tail);
+        if saved.has(chain, head, &wanted, tail) {
+            continue;
+        }
+        let table = saved.table(chain.table());
+        if table.has_chain(chain.name()) {
+            let prefix = format!("-A {} ", chain.name());
+            let known: BTreeSet<&str> =
+                table.rules(chain.name()).lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
+            let added = wanted.iter().copied().filter(|rule| !known.contains(rule.text.as_str()));
+            rewrite_chain(&mut transaction, chain, added, (head, wanted.iter().copied(), tail));
+        } else {
+            write_chain(transaction.section(chain.table()), chain, (head, wanted.into_iter(), tail));
         }
     }
     for table in [Table::Nat, Table::Filter] {
@@ -164,12 +177,33 @@ fn add(jump: &rules::Jump) -> String {
     format!("{how} {}\n", jump.text)
 }
 
+/// Where a chain loses rules.
+fn section_of_losses(transaction: &mut Transaction, chain: Chain) -> &mut Section {
+    match chain.table() {
+        Table::Filter => &mut transaction.filter_last,
+        table => transaction.section(table),
+    }
+}
+
+/// Writes a chain that exists anew. In the filter table, the rules that it gets come first, before everything that it has.
+fn rewrite_chain<'a>(
+    transaction: &mut Transaction,
+    chain: Chain,
+    added: impl Iterator<Item = &'a Rule>,
+    content: (&[String], impl Iterator<Item = &'a Rule>, &[String]),
+) {
+    if chain.table() == Table::Filter {
+        for rule in added {
+            transaction.filter.insert_rule(format!("-I {} {}\n", chain.name(), rule.text));
+        }
+    }
+    write_chain(section_of_losses(transaction, chain), chain, content);
+}
+
 fn write_chain<'a>(
     section: &mut Section,
     chain: Chain,
-    head: &[String],
-    rules: impl Iterator<Item = &'a Rule>,
-    tail: &[String],
+    (head, rules, tail): (&[String], impl Iterator<Item = &'a Rule>, &[String]),
 ) {
     section.make_chain(chain.name());
     let all = head.iter().chain(rules.map(|rule| &rule.text)).chain(tail);
