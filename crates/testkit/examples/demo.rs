@@ -25,21 +25,19 @@ const SETTINGS: &[&str] = &[
 
 fn main() -> Result<()> {
     let demo = Demo::start()?;
-    demo.addresses()?;
-    demo.explain()?;
-    demo.scale()?;
-    if mode() == "userspace" {
-        demo.lose_a_pod_that_stays_listed()?;
-    } else {
-        demo.lose_a_pod()?;
-    }
-    demo.flush_the_rules()?;
-    // A proxy cannot serve while it is dead; other modes leave that to the kernel.
-    if mode() != "userspace" {
-        demo.restart()?;
-    }
+    demo.show().inspect_err(|_| {
+        let log = std::fs::read_to_string(demo.log()).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        eprintln!(
+            "\nThe end of Portwarden's log:\n{}\n",
+            lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
+        );
+    })?;
     demo.finish()
 }
+
+/// Lines of the log that a failure shows.
+const LOG_LINES: usize = 20;
 
 /// The mode that is shown.
 fn mode() -> String {
@@ -54,6 +52,23 @@ struct Demo {
 }
 
 impl Demo {
+    fn show(&self) -> Result<()> {
+        self.addresses()?;
+        self.explain()?;
+        self.scale()?;
+        if mode() == "userspace" {
+            self.lose_a_pod_that_stays_listed()?;
+        } else {
+            self.lose_a_pod()?;
+        }
+        self.flush_the_rules()?;
+        // A proxy cannot serve while it is dead; other modes leave that to the kernel.
+        if mode() != "userspace" {
+            self.restart()?;
+        }
+        Ok(())
+    }
+
     fn start() -> Result<Demo> {
         let binary = std::env::var_os("PORTWARDEN")
             .map_or_else(|| PathBuf::from("target/release/portwarden"), PathBuf::from);
