@@ -357,7 +357,7 @@ fn a_process_that_cannot_run_says_so_once_and_ends_with_status_1() -> Result<()>
     for words in ["exit status: 1", "\"command failed\" err=", "/no/such/file"] {
         ensure!(error.contains(words), "{words}: {error}");
     }
-    ensure!(error.matches("cannot use the kubeconfig").count() == 1, "{error}");
+    ensure!(error.matches("the kubeconfig /no/such/file cannot be read").count() == 1, "{error}");
     // Under kube-proxy's name both of its lines are there.
     let link = rig.path("kube-proxy");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_portwarden"), &link)?;

@@ -12,7 +12,11 @@ use super::{Access, AccessError, certificates, exec_plugin, server_address, trus
 pub(super) fn from_kubeconfig(path: &Path, master: Option<&str>) -> Result<Access, AccessError> {
     let problem = |problem: String| AccessError::KubeconfigContent { path: path.to_owned(), problem };
     let refused = |source| AccessError::Kubeconfig { path: path.to_owned(), source };
-    let bytes = std::fs::read(path).map_err(|error| problem(format!("cannot be read: {error}")))?;
+    let bytes = std::fs::read(path).map_err(|error| {
+        problem(format!(
+            "cannot be read: {error}; check --kubeconfig, or clientConnection.kubeconfig in the configuration"
+        ))
+    })?;
     let text = text_of(bytes).map_err(|what| problem(what.to_owned()))?;
     let kubeconfig = Kubeconfig::from_yaml(&text).map_err(refused)?;
     let (mut cluster, user_name, mut user) = current(&kubeconfig).map_err(problem)?;
