@@ -13,7 +13,9 @@ use anyhow::{Context, Result, ensure};
 use portwarden_model::{Family, Settings};
 use portwarden_testkit::Namespace;
 use portwarden_userspace::{Counters, Drain, Options, Userspace};
-use support::{CLUSTER_IP, NODE, Node, TIMEOUT, counted, on_node, rounds, start_with, web};
+use support::{
+    CLUSTER_IP, NODE, Node, TIMEOUT, counted, on_node, rounds, start_with, take_over_again_and_again, web,
+};
 
 /// Clients that send one datagram after the other.
 struct Clients {
@@ -121,18 +123,9 @@ fn take_over_while_clients_send(delay: Duration) -> Result<()> {
     on_node(|namespace| {
         echo(delay, CLIENTS)?;
         let next = || start_with(|_| {}, web("UDP", &["10.244.0.10"])).map(|(node, _)| node);
-        let mut present = next()?;
+        let present = next()?;
         let clients = Clients::start(namespace, CLIENTS)?;
-        for round in 0..rounds()? {
-            present = if round % 2 == 0 {
-                // A process ends after the next one has started.
-                next()?
-            } else {
-                // A reload drops a dataplane before.
-                drop(present);
-                next()?
-            };
-        }
+        let _last = take_over_again_and_again(rounds()?, next, present)?;
         let outcomes = clients.stop()?;
         println!("{outcomes:?}");
         ensure!(outcomes.answered > 0 && outcomes.unanswered == 0, "{outcomes:?}");

@@ -15,7 +15,10 @@ use portwarden_testkit::Namespace;
 use portwarden_testkit::build::node;
 use portwarden_testkit::rig::Object;
 use portwarden_userspace::{Drain, Options, Userspace};
-use support::{CLUSTER_IP, NODE, Node, connect, echo, letter, on_node, rounds, start, start_with, web};
+use support::{
+    CLUSTER_IP, NODE, Node, connect, echo, letter, on_node, rounds, start, start_with,
+    take_over_again_and_again, web,
+};
 
 /// How many connections were answered (`None`) or failed, and how.
 type Outcomes = BTreeMap<Option<ErrorKind>, u32>;
@@ -130,18 +133,9 @@ fn no_connection_fails_when_one_dataplane_takes_over_from_another() -> Result<()
         echo("10.244.0.10:8080", b'a')?;
         let objects = || web("TCP", &["10.244.0.10"]);
         let next = || start_with(|_| {}, objects()).map(|(node, _)| node);
-        let mut present = next()?;
+        let present = next()?;
         let clients = Clients::start(namespace, 8)?;
-        for round in 0..rounds()? {
-            present = if round % 2 == 0 {
-                // A process ends after the next one has started.
-                next()?
-            } else {
-                // A reload drops a dataplane before.
-                drop(present);
-                next()?
-            };
-        }
+        let _last = take_over_again_and_again(rounds()?, next, present)?;
         let outcomes = clients.stop()?;
         println!("{outcomes:?}");
         ensure!(outcomes.keys().eq([&None]), "{outcomes:?}");

@@ -306,7 +306,7 @@ mod tests {
         let received = ports(&sockets.udp);
         assert_eq!(received, own.iter().map(|socket| socket.port()).collect());
         assert!(!received.contains(&closed), "it is not open any more");
-        assert!(own.iter().all(|socket| !socket.is_handed_over()), "nobody reads them yet");
+        assert!(own.iter().all(|socket| !socket.is_handed_over()), "no other process reads them yet");
         predecessor.relieve(&ports(&sockets.udp[1..]));
         assert!(*offer.end().borrow());
         let left: Vec<u16> =

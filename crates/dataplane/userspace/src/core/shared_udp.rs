@@ -1,7 +1,7 @@
 //! UDP sockets that this process shares with the next one, and which of the two reads them.
 //!
 //! Both have the same socket: a datagram in its queue is read by whoever reads next, and replies leave through it from either process. A socket of
-//! its own on the same port would get datagrams that nobody reads when the old process ends.
+//! its own on the same port would leave datagrams unread when the old process ends.
 
 use std::collections::HashMap;
 use std::io;

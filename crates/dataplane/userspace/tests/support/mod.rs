@@ -144,6 +144,25 @@ pub(crate) fn start_with(
     Ok((Node::with_objects(dataplane, settings, &[NODE.parse()?], objects)?, counters))
 }
 
+/// One dataplane takes over from another, `rounds` times. Returns the last one.
+pub(crate) fn take_over_again_and_again(
+    rounds: u32,
+    next: impl Fn() -> Result<Node<Userspace>>,
+    mut present: Node<Userspace>,
+) -> Result<Node<Userspace>> {
+    for round in 0..rounds {
+        present = if round % 2 == 0 {
+            // A process ends after the next one has started.
+            next()?
+        } else {
+            // A reload drops a dataplane before.
+            drop(present);
+            next()?
+        };
+    }
+    Ok(present)
+}
+
 /// The value of a counter, over all labels.
 pub(crate) fn counted(counters: &Counters, metric: &str) -> u64 {
     counters.read().iter().filter(|one| one.metric == metric).map(|one| one.value).sum()
