@@ -8,24 +8,37 @@ struct address {
 	__u32 word[4];
 };
 
-/* One frontend. */
-struct service_key {
+/*
+ * The table of frontends, `services`: a hash table with linear probing in an array, so that a lookup reads one cache line and nothing is allocated or
+ * freed under a reader. Entry 0 holds the seed of the hash in its first 8 bytes. A key is at the index that its hash gives, or at one of the
+ * MAX_PROBES - 1 after it; no entry of an older key in between is ever ENTRY_FREE.
+ */
+#define MAX_PROBES 64
+#define ENTRY_FREE 0
+#define ENTRY_USED 1
+/* Something was here: a search goes on behind it. All other fields are 0. */
+#define ENTRY_REMOVED 2
+
+/* One frontend, half a cache line. A new one is written while it is not ENTRY_USED. */
+struct service {
 	struct address address;
 	__u16 port;
 	__u8 protocol;
-	__u8 reserved;
-};
-
-struct service {
-	/* Index of the pool, or 0 if connections are refused. */
-	__u32 pool;
-	/* Seconds for which a client keeps its endpoint; 0 without session affinity. */
-	__u32 affinity;
-	/* Index of the counters; 0 if the service port is not counted. */
+	__u8 state;
+	/* Index of the counters, 0 if the service port is not counted. The highest bit is only for user space. */
 	__u32 counter;
-	/* Only for user space. */
-	__u32 flags;
+	/* Bits 0-31 index of the pool, bits 32-63 seconds for which a client keeps its endpoint: together, so that they change at once. */
+	__u64 target;
 };
+#define COUNTER_MASK 0x7fffffff
+/* In place of a pool. 0 leaves connections alone: the entry is being written or removed. */
+#define REFUSED_POOL 0xffffffff
+
+/* The pool that a frontend at an index has if it is free: a program reads both at the same time. */
+#define POOL_BESIDE(index) (((index) >> 1) + 1)
+
+/* One step of the hash of address, port and protocol. */
+#define HASH_MULTIPLIER 0x9e3779b97f4a7c15ull
 
 /*
  * A pool is one word, so that it changes at once:

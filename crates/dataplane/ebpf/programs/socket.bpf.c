@@ -6,7 +6,7 @@
  * the Service back. Whatever has no record is left alone: the nftables rules of the node decide about it.
  *
  * Only stable parts of the kernel's interface are used (no CO-RE, no types of the kernel), so one object serves all kernels
- * from 5.10 on. Readers never lock what user space writes: a pool is one word, and a backend that is in use does not change.
+ * from 5.10 on. Readers never lock what user space writes: a pool is one word, and a frontend or backend that is in use keeps its address.
  */
 #include <linux/bpf.h>
 #include <linux/in.h>
@@ -22,9 +22,9 @@
 
 /* Sizes are those of tests; the loader sets others. */
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct service_key);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
 	__type(value, struct service);
 	__uint(max_entries, 1024);
 } services SEC(".maps");
@@ -121,6 +121,8 @@ const volatile __u32 can_set_error = 0;
 const volatile __u64 node_namespace = 0;
 /* Whether only the namespaces listed in the map are served. */
 const volatile __u32 listed_namespaces_only = 0;
+/* How many values the hash of a frontend has. */
+const volatile __u32 hash_values = 1;
 /* How many counters each processor has. */
 const volatile __u32 counters_per_processor = 0;
 
@@ -156,22 +158,71 @@ INLINE int is_in_node_namespace(struct bpf_sock_addr *ctx)
 	return bpf_get_netns_cookie(ctx) == node;
 }
 
-INLINE struct service *find_service(struct bpf_sock_addr *ctx, const struct destination *asked)
+/* What a program read of a frontend. */
+struct frontend {
+	/* Its pool, or REFUSED_POOL; 0 if there is no such frontend. */
+	__u32 pool;
+	__u32 affinity;
+	__u32 counter;
+	/* Where it is in the table. */
+	__u32 index;
+};
+
+INLINE __u64 mix(__u64 hash, __u64 word)
 {
-	struct service_key key = {
-		.address = asked->service,
-		.port = asked->service_port,
-		.protocol = (__u8)ctx->protocol,
-	};
-	if (is_ipv4_loopback(&key.address)) {
+	hash = (hash ^ word) * HASH_MULTIPLIER;
+	return hash ^ (hash >> 32);
+}
+
+/* Searches the table for an address and `port_word`: port, protocol and ENTRY_USED as in memory. */
+INLINE struct frontend search(const struct address *address, __u32 port_word)
+{
+	struct frontend none = {};
+	__u32 index = 0;
+	struct service *head = bpf_map_lookup_elem(&services, &index);
+	if (!head)
+		return none;
+	__u64 hash = *(__u64 *)&head->address;
+	hash = mix(hash, (__u64)address->word[1] << 32 | address->word[0]);
+	hash = mix(hash, (__u64)address->word[3] << 32 | address->word[2]);
+	hash = mix(hash, port_word);
+	index = 1 + (__u32)(((hash & 0xffffffff) * hash_values) >> 32);
+#pragma clang loop unroll(disable)
+	for (int probe = 0; probe < MAX_PROBES; probe++) {
+		struct service *service = bpf_map_lookup_elem(&services, &index);
+		if (!service)
+			return none;
+		__u32 found = *(volatile __u32 *)&service->port;
+		if (found == port_word && same_address(&service->address, address)) {
+			__u64 target = *(volatile __u64 *)&service->target;
+			struct frontend frontend = {
+				.pool = (__u32)target,
+				.affinity = (__u32)(target >> 32),
+				.counter = service->counter & COUNTER_MASK,
+				.index = index,
+			};
+			return frontend;
+		}
+		if (!found)
+			return none;
+		index++;
+	}
+	return none;
+}
+
+INLINE struct frontend find_frontend(struct bpf_sock_addr *ctx, const struct destination *asked)
+{
+	struct frontend none = {};
+	struct address address = asked->service;
+	if (is_ipv4_loopback(&address)) {
 		/* Node ports answer on all of 127.0.0.0/8, but a pod's loopback addresses are its own. */
 		if (!is_in_node_namespace(ctx))
-			return 0;
-		key.address.word[3] = bpf_htonl(0x7f000001);
-	} else if (is_ipv6_loopback(&key.address) && !is_in_node_namespace(ctx)) {
-		return 0;
+			return none;
+		address.word[3] = bpf_htonl(0x7f000001);
+	} else if (is_ipv6_loopback(&address) && !is_in_node_namespace(ctx)) {
+		return none;
 	}
-	return bpf_map_lookup_elem(&services, &key);
+	return search(&address, asked->service_port | (__u32)(__u8)ctx->protocol << 16 | ENTRY_USED << 24);
 }
 
 INLINE struct backend *find_backend(__u32 number, __u32 pool)
@@ -186,12 +237,21 @@ INLINE __u32 below(__u32 count)
 }
 
 /* Draws an endpoint of a near pool: its address and port, but not the number of its backend. */
-INLINE int draw_near(__u32 number, struct destination *destination)
+INLINE int draw_near(const struct frontend *frontend, struct destination *destination)
 {
+	/* Read before the number of the pool is looked at: the processor then need not wait for the entry to know where the pool is. */
+	__u32 number = POOL_BESIDE(frontend->index);
 	struct pool *pool = bpf_map_lookup_elem(&pools, &number);
 	if (!pool)
 		return 0;
 	__u64 word = *(volatile __u64 *)&pool->word;
+	if (frontend->pool != number) {
+		number = frontend->pool;
+		pool = bpf_map_lookup_elem(&pools, &number);
+		if (!pool)
+			return 0;
+		word = *(volatile __u64 *)&pool->word;
+	}
 	__u32 count = (__u32)word & POOL_COUNT_MASK;
 	if (!(word & POOL_NEAR) || !count)
 		return 0;
@@ -225,23 +285,23 @@ INLINE struct backend *draw(__u32 pool, __u32 *number)
 }
 
 /* A backend for a new connection: with session affinity, the one that the client used last. */
-INLINE struct backend *choose(struct bpf_sock_addr *ctx, const struct service *service, __u32 *number)
+INLINE struct backend *choose(struct bpf_sock_addr *ctx, const struct frontend *frontend, __u32 *number)
 {
-	if (!service->affinity)
-		return draw(service->pool, number);
+	if (!frontend->affinity)
+		return draw(frontend->pool, number);
 
-	struct affinity_key key = { .namespace = bpf_get_netns_cookie(ctx), .pool = service->pool };
+	struct affinity_key key = { .namespace = bpf_get_netns_cookie(ctx), .pool = frontend->pool };
 	__u64 now = bpf_ktime_get_ns();
 	struct affinity *last = bpf_map_lookup_elem(&affinities, &key);
-	if (last && now - last->last_use < (__u64)service->affinity * NANOSECONDS) {
-		struct backend *backend = find_backend(last->backend, service->pool);
+	if (last && now - last->last_use < (__u64)frontend->affinity * NANOSECONDS) {
+		struct backend *backend = find_backend(last->backend, frontend->pool);
 		if (backend) {
 			last->last_use = now;
 			*number = last->backend;
 			return backend;
 		}
 	}
-	struct backend *backend = draw(service->pool, number);
+	struct backend *backend = draw(frontend->pool, number);
 	if (backend) {
 		struct affinity next = { .last_use = now, .backend = *number };
 		bpf_map_update_elem(&affinities, &key, &next, BPF_ANY);
@@ -249,11 +309,11 @@ INLINE struct backend *choose(struct bpf_sock_addr *ctx, const struct service *s
 	return backend;
 }
 
-INLINE void count(const struct service *service, int refused)
+INLINE void count(const struct frontend *frontend, int refused)
 {
-	if (!service->counter)
+	if (!frontend->counter)
 		return;
-	__u32 index = bpf_get_smp_processor_id() * counters_per_processor + service->counter;
+	__u32 index = bpf_get_smp_processor_id() * counters_per_processor + frontend->counter;
 	struct counter *counter = bpf_map_lookup_elem(&counters, &index);
 	if (!counter)
 		return;
@@ -267,11 +327,11 @@ INLINE void count(const struct service *service, int refused)
  * Without endpoints, connections fail at once. Datagrams are left to nftables, which answers with an ICMP error: a socket that
  * is connected to the Service's own address is served as soon as there is an endpoint.
  */
-INLINE int refuse(struct bpf_sock_addr *ctx, const struct service *service)
+INLINE int refuse(struct bpf_sock_addr *ctx, const struct frontend *frontend)
 {
 	if (!can_set_error || ctx->protocol != IPPROTO_TCP)
 		return PASS;
-	count(service, 1);
+	count(frontend, 1);
 	return REFUSED;
 }
 
@@ -350,8 +410,10 @@ INLINE void remember_connection(struct bpf_sock_addr *ctx, struct bpf_sock *sock
 INLINE int translate_connection(struct bpf_sock_addr *ctx, struct destination *destination)
 {
 	struct bpf_sock *socket = ctx->sk;
-	struct service *service = is_served(ctx) ? find_service(ctx, destination) : 0;
-	if (!service) {
+	struct frontend frontend = {};
+	if (is_served(ctx))
+		frontend = find_frontend(ctx, destination);
+	if (!frontend.pool) {
 		/* An earlier connection of the same socket may have left something. */
 		if (ctx->protocol == IPPROTO_TCP)
 			leave_place(bpf_get_socket_cookie(ctx));
@@ -359,11 +421,11 @@ INLINE int translate_connection(struct bpf_sock_addr *ctx, struct destination *d
 			forget_storage(socket);
 		return PASS;
 	}
-	if (!service->pool)
-		return refuse(ctx, service);
+	if (frontend.pool == REFUSED_POOL)
+		return refuse(ctx, &frontend);
 	/* Only session affinity and datagrams need the number of the backend. */
-	if (ctx->protocol != IPPROTO_TCP || service->affinity || !draw_near(service->pool, destination)) {
-		struct backend *backend = choose(ctx, service, &destination->backend);
+	if (ctx->protocol != IPPROTO_TCP || frontend.affinity || !draw_near(&frontend, destination)) {
+		struct backend *backend = choose(ctx, &frontend, &destination->backend);
 		if (!backend)
 			return PASS;
 		destination->endpoint = backend->address;
@@ -373,7 +435,7 @@ INLINE int translate_connection(struct bpf_sock_addr *ctx, struct destination *d
 	}
 	if (socket)
 		remember_connection(ctx, socket, destination);
-	count(service, 0);
+	count(&frontend, 0);
 	return TRANSLATED;
 }
 
@@ -425,27 +487,29 @@ INLINE void remember(struct datagram_socket *state, const struct destination *de
 /* Chooses an endpoint for a datagram. A socket keeps its endpoint as long as the pool has it. */
 INLINE int translate_datagram(struct bpf_sock_addr *ctx, struct destination *destination)
 {
-	struct service *service = is_served(ctx) ? find_service(ctx, destination) : 0;
-	if (!service || !service->pool)
+	if (!is_served(ctx))
+		return PASS;
+	struct frontend frontend = find_frontend(ctx, destination);
+	if (!frontend.pool || frontend.pool == REFUSED_POOL)
 		return PASS;
 	struct bpf_sock *socket = ctx->sk;
 	struct datagram_socket *state =
 		socket ? bpf_sk_storage_get(&datagram_sockets, socket, 0, BPF_SK_STORAGE_GET_F_CREATE) : 0;
 	if (state && recall(state, destination)) {
-		struct backend *known = find_backend(destination->backend, service->pool);
+		struct backend *known = find_backend(destination->backend, frontend.pool);
 		/* The number may have been given to another endpoint. */
 		if (known && known->port == destination->endpoint_port &&
 		    same_address(&known->address, &destination->endpoint))
 			return TRANSLATED;
 	}
-	struct backend *backend = choose(ctx, service, &destination->backend);
+	struct backend *backend = choose(ctx, &frontend, &destination->backend);
 	if (!backend)
 		return PASS;
 	destination->endpoint = backend->address;
 	destination->endpoint_port = backend->port;
 	if (state)
 		remember(state, destination);
-	count(service, 0);
+	count(&frontend, 0);
 	return TRANSLATED;
 }
 

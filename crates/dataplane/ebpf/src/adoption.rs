@@ -5,23 +5,10 @@ use std::collections::{BTreeSet, HashMap};
 
 use portwarden_model::{Family, PoolKind};
 
-use crate::error::Error;
 use crate::frontends::Wanted;
 use crate::layout::{Key, Record};
-use crate::maps::ServiceMap;
 use crate::pools::Pools;
-
-/// All records of the map `services`.
-pub(crate) fn read_records(services: &ServiceMap) -> Result<HashMap<Key, Record>, Error> {
-    let failed = |source| Error::Map { action: "read", map: "services", source };
-    let mut records = HashMap::new();
-    for key in services.keys().map_err(failed)? {
-        if let Some(bytes) = services.get(&key).map_err(failed)? {
-            records.insert(Key(key), Record::from_bytes(bytes));
-        }
-    }
-    Ok(records)
-}
+use crate::service_table::ServiceTable;
 
 /// What an earlier process left, until ports claim it. Nothing of it is given to others meanwhile: its records still lead there.
 #[derive(Debug, Default)]
@@ -32,24 +19,24 @@ pub(crate) struct Earlier {
 }
 
 impl Earlier {
-    /// Reserves what the records lead to. Those that lead to nothing sound are deleted: nftables serves their frontends.
-    pub(crate) fn take_over(services: &ServiceMap, pools: &mut Pools) -> Result<Self, Error> {
-        let mut records = read_records(services)?;
+    /// Reserves what the records lead to. Those that lead to nothing sound are ignored from now on: nftables serves their frontends until the first sync
+    /// writes or removes them.
+    pub(crate) fn take_over(services: &ServiceTable, pools: &mut Pools) -> Self {
+        let mut records: HashMap<Key, Record> = services.iter().collect();
         let named: BTreeSet<u32> =
-            records.values().map(|record| record.pool).filter(|pool| *pool != 0).collect();
+            records.values().map(|record| record.pool).filter(|pool| *pool != Record::REFUSED).collect();
         let sound: BTreeSet<u32> = named.into_iter().filter(|pool| pools.adopt(*pool)).collect();
-        let broken = |record: &Record| record.pool != 0 && !sound.contains(&record.pool);
-        for (key, _) in records.extract_if(|_, record| broken(record)) {
-            let failed = |source| Error::Map { action: "delete from", map: "services", source };
-            services.remove(&key.0).map_err(failed)?;
+        let broken = |record: &Record| record.pool != Record::REFUSED && !sound.contains(&record.pool);
+        for (key, record) in records.extract_if(|_, record| broken(record)) {
+            services.change(key, Record { pool: Record::IGNORED, ..record });
         }
-        Ok(Earlier { records, pools: sound })
+        Earlier { records, pools: sound }
     }
 
     /// Claims the pool that served one of these frontends, if no other port has.
     pub(crate) fn claim_pool(&mut self, wanted: &[Wanted], kind: PoolKind) -> Option<u32> {
-        let flags = pool_flags(kind);
-        let of_kind = |record: &&Record| record.flags == flags && self.pools.contains(&record.pool);
+        let local = kind == PoolKind::Local;
+        let of_kind = |record: &&Record| record.local == local && self.pools.contains(&record.pool);
         let pool = self.records(wanted).find(of_kind)?.pool;
         self.pools.remove(&pool);
         Some(pool)
@@ -83,13 +70,5 @@ impl Earlier {
 
     fn records(&self, wanted: &[Wanted]) -> impl Iterator<Item = &Record> {
         wanted.iter().filter_map(|wanted| self.records.get(&wanted.key))
-    }
-}
-
-/// What a record says about its pool.
-pub(crate) fn pool_flags(kind: PoolKind) -> u32 {
-    match kind {
-        PoolKind::Cluster => 0,
-        PoolKind::Local => Record::LOCAL_POOL,
     }
 }

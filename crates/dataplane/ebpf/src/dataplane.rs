@@ -15,7 +15,7 @@ use portwarden_model::{
 use portwarden_netlink::route::{Route, RouteMonitor};
 use tracing::{debug, warn};
 
-use crate::adoption::{Earlier, read_records};
+use crate::adoption::Earlier;
 use crate::cgroup::Cgroup;
 use crate::cleanup::remove_other_maps;
 use crate::counters::{ServiceCounters, processors};
@@ -27,8 +27,8 @@ use crate::namespaces::CookieReader;
 use crate::object;
 use crate::options::Options;
 use crate::pins::MapPins;
-use crate::pools::Pools;
-use crate::service::{InstalledPort, Refusal, Tables, wanted_by_port};
+use crate::pools::{Full, Pools};
+use crate::service::{InstalledPort, Tables, wanted_by_port};
 use crate::stale_sockets::StaleSockets;
 
 /// How often links and pins are looked at: a few calls each time.
@@ -84,7 +84,7 @@ impl Ebpf {
             maps.namespaces.insert(&cookie.to_ne_bytes(), &[0; 4]).map_err(failed)?;
         }
         let mut pools = Pools::new(maps.pools);
-        let earlier = Earlier::take_over(&maps.services, &mut pools)?;
+        let earlier = Earlier::take_over(&maps.services, &mut pools);
         counters.start(maps.counters, earlier.counters());
         Ok(Ebpf {
             tables: Tables {
@@ -115,27 +115,20 @@ impl Ebpf {
         family: Family,
         names: &[(NamespacedName, Option<Arc<ProxiedService>>)],
         now: Instant,
-    ) -> Result<Report, SyncError> {
+    ) -> Report {
         let mut report = Report::default();
-        let mut failed = None;
         let (gone, present): (Vec<_>, Vec<_>) = names.iter().partition(|(_, service)| service.is_none());
         for (name, service) in gone.into_iter().chain(present) {
             match self.write_service(family, name, service.as_ref(), now) {
                 Ok(written) => report.written += written,
-                Err(Refusal::Full(map)) => {
+                Err(full) => {
                     report.written += self.leave_to_nftables(family, name, now);
-                    report.refused.push(RefusedService { service: name.clone(), reason: full(map) });
-                }
-                Err(Refusal::Kernel(error)) => {
-                    failed.get_or_insert(error);
+                    report.refused.push(RefusedService { service: name.clone(), reason: reason(full) });
                 }
             }
         }
         self.stale_sockets.end(std::mem::take(&mut self.tables.left_with_sockets));
-        match failed {
-            Some(error) => Err(SyncError { report, ..SyncError::from(error) }),
-            None => Ok(report),
-        }
+        report
     }
 
     fn write_service(
@@ -144,7 +137,7 @@ impl Ebpf {
         name: &NamespacedName,
         service: Option<&Arc<ProxiedService>>,
         now: Instant,
-    ) -> Result<usize, Refusal> {
+    ) -> Result<usize, Full> {
         let state = &mut self.families[family];
         let mut written = 0;
         let mut before = state.services.remove(name).map(|installed| installed.ports).unwrap_or_default();
@@ -159,25 +152,18 @@ impl Ebpf {
                 };
                 match self.tables.write_port(&mut installed, port, &wanted, now) {
                     Ok(count) => written += count,
-                    Err(refusal) => result = Err(refusal),
+                    Err(full) => result = Err(full),
                 }
                 ports.push(installed);
             }
         }
-        for mut gone in before {
-            match self.tables.remove_port(&mut gone, now) {
-                Ok(count) => written += count,
-                Err(refusal) => {
-                    ports.push(gone);
-                    result = Err(refusal);
-                }
-            }
+        for gone in before {
+            written += self.tables.remove_port(gone, now);
         }
-        if !ports.is_empty() {
-            let desired = service
-                .cloned()
-                .unwrap_or_else(|| Arc::new(ProxiedService { ports: [].into(), health_check: None }));
-            state.services.insert(name.clone(), Installed { desired, ports });
+        if let Some(service) = service
+            && !ports.is_empty()
+        {
+            state.services.insert(name.clone(), Installed { desired: Arc::clone(service), ports });
         }
         result.map(|()| written)
     }
@@ -185,32 +171,7 @@ impl Ebpf {
     /// A Service that does not fit has no records at all: half of its frontends would be worse than none.
     fn leave_to_nftables(&mut self, family: Family, name: &NamespacedName, now: Instant) -> usize {
         let Some(installed) = self.families[family].services.remove(name) else { return 0 };
-        let mut written = 0;
-        for mut port in installed.ports {
-            match self.tables.remove_port(&mut port, now) {
-                Ok(count) => written += count,
-                Err(_) => debug!(service = %name, "Cannot remove the records of a Service that does not fit"),
-            }
-        }
-        written
-    }
-
-    /// Removes and repairs what differs from the records that we have written.
-    fn compare(&mut self, family: Family) -> Result<usize, Error> {
-        let found = read_records(&self.tables.services)?;
-        let ours = &self.tables.records;
-        let mut repaired = 0;
-        let failed = |source| Error::Map { action: "repair", map: "services", source };
-        for key in found.keys().filter(|key| key.family() == family && !ours.contains_key(key)) {
-            repaired += usize::from(self.tables.services.remove(&key.0).map_err(failed)?);
-        }
-        for (key, owned) in ours.iter().filter(|(key, _)| key.family() == family) {
-            if found.get(key) != Some(&owned.record) {
-                self.tables.services.insert(&key.0, &owned.record.to_bytes()).map_err(failed)?;
-                repaired += 1;
-            }
-        }
-        Ok(repaired)
+        installed.ports.into_iter().map(|port| self.tables.remove_port(port, now)).sum()
     }
 
     /// The Services to look at.
@@ -251,7 +212,7 @@ impl Ebpf {
     }
 
     /// Writes node ports for the addresses that the node has now.
-    fn follow_addresses(&mut self, now: Instant) -> Result<(), SyncError> {
+    fn follow_addresses(&mut self, now: Instant) -> Result<(), Error> {
         let addresses = node_addresses()?;
         if addresses == self.addresses {
             return Ok(());
@@ -264,7 +225,7 @@ impl Ebpf {
             }
             let names: Vec<_> =
                 state.services.iter().map(|(name, i)| (name.clone(), Some(Arc::clone(&i.desired)))).collect();
-            self.write(family, &names, now)?;
+            self.write(family, &names, now);
         }
         Ok(())
     }
@@ -280,22 +241,15 @@ impl Dataplane for Ebpf {
         let first = !self.families[family].synced;
         self.families[family].node = Some(desired.node.clone());
         let names = self.names(desired, changes);
-        let mut report = self.write(family, &names, now)?;
+        let mut report = self.write(family, &names, now);
         report.full = changes.full;
         if changes.full || first {
             self.families[family].synced = true;
             let all = self.options.families.iter().all(|family| self.families[*family].synced);
-            match self.tables.remove_unclaimed((!all).then_some(family), now) {
-                Ok(written) => report.written += written,
-                Err(Refusal::Kernel(error)) => return Err(SyncError { report, ..SyncError::from(error) }),
-                Err(Refusal::Full(_)) => {}
-            }
-            let checked = self.compare(family).and_then(|repaired| {
-                let attached = if all { self.attach(now)? } else { 0 };
-                Ok(repaired + attached)
-            });
-            match checked {
-                Ok(written) => report.written += written,
+            report.written += self.tables.remove_unclaimed((!all).then_some(family), now);
+            report.written += self.tables.repair_records(family, now);
+            match if all { self.attach(now) } else { Ok(0) } {
+                Ok(attached) => report.written += attached,
                 Err(error) => return Err(SyncError { report, ..SyncError::from(error) }),
             }
         }
@@ -321,7 +275,13 @@ impl Dataplane for Ebpf {
     }
 }
 
-fn full(map: &str) -> String {
+fn reason(full: Full) -> String {
+    let map = match full {
+        Full::Frontends => "frontends",
+        Full::Pools => "pools",
+        Full::Slots => "slots",
+        Full::Backends => "endpoints",
+    };
     format!(
         "the eBPF maps have no room for its {map}, so nftables serves it; --ebpf-max-endpoints sets their size"
     )

@@ -124,11 +124,7 @@ mod tests {
         }
         cluster.resolve();
         let desired = cluster.desired(Family::V4);
-        let text = |wanted: &Wanted| {
-            let address: [u8; 4] = wanted.key.0[12..16].try_into().unwrap();
-            let port = u16::from_be_bytes([wanted.key.0[16], wanted.key.0[17]]);
-            (format!("{}:{port}", Ipv4Addr::from(address)), wanted.pool)
-        };
+        let text = |wanted: &Wanted| (wanted.key.address().to_string(), wanted.pool);
         desired.ports().flat_map(|port| wanted(&desired.node, &OWN, port)).map(|w| text(&w)).collect()
     }
 

@@ -8,63 +8,154 @@ use portwarden_model::{Family, Protocol};
 use crate::sys::PUBLISH;
 
 /// Changes whenever a map's layout does. It is part of the pin directory's name, so that a new version never reads what an old one wrote.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
-pub(crate) const KEY_SIZE: usize = 20;
-pub(crate) const RECORD_SIZE: usize = 16;
-
-/// The key of a frontend in the map `services`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Key(pub(crate) [u8; KEY_SIZE]);
+/// A frontend in the map `services`: address, port and protocol, as words of the programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    address: [u32; 4],
+    /// Port in network order, protocol, and [`ServiceCell::USED`].
+    port_word: u32,
+}
 
 impl Key {
     pub(crate) fn new(address: SocketAddr, protocol: Protocol) -> Self {
-        let mut bytes = [0; KEY_SIZE];
-        bytes[..16].copy_from_slice(&octets(address.ip()));
-        bytes[16..18].copy_from_slice(&address.port().to_be_bytes());
-        bytes[18] = protocol.number();
-        Key(bytes)
+        let [high, low] = address.port().to_be_bytes();
+        let port_word = u32::from_ne_bytes([high, low, protocol.number(), ServiceCell::USED]);
+        Key { address: words(address.ip()), port_word }
     }
 
     pub(crate) fn family(&self) -> Family {
-        let mut address = [0; 16];
-        address.copy_from_slice(&self.0[..16]);
-        Family::of(Ipv6Addr::from(address).to_canonical())
+        Family::of(ip(self.address))
+    }
+
+    /// The hash as the programs compute it.
+    pub(crate) fn hash(&self, seed: u64) -> u32 {
+        /// `HASH_MULTIPLIER` of the programs.
+        const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+        let [a, b, c, d] = self.address.map(u64::from);
+        let mix = |hash: u64, word: u64| {
+            let hash = (hash ^ word).wrapping_mul(MULTIPLIER);
+            hash ^ hash >> 32
+        };
+        let hash = [b << 32 | a, d << 32 | c, u64::from(self.port_word)].into_iter().fold(seed, mix);
+        u32::try_from(hash & u64::from(u32::MAX)).unwrap_or(0)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn address(&self) -> SocketAddr {
+        let [high, low, ..] = self.port_word.to_ne_bytes();
+        SocketAddr::new(ip(self.address), u16::from_be_bytes([high, low]))
     }
 }
 
 /// What the map `services` says about a frontend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// 0 refuses connections.
+    /// The pool, or [`Record::REFUSED`].
     pub(crate) pool: u32,
     pub(crate) affinity: u32,
     pub(crate) counter: u32,
-    /// [`Record::LOCAL_POOL`].
-    pub(crate) flags: u32,
+    /// The pool holds only endpoints on this node.
+    pub(crate) local: bool,
 }
 
 impl Record {
-    /// The pool holds only endpoints on this node.
-    pub(crate) const LOCAL_POOL: u32 = 1;
+    /// In place of a pool: connections are refused.
+    pub(crate) const REFUSED: u32 = u32::MAX;
+    /// In place of a pool: connections are left alone.
+    pub(crate) const IGNORED: u32 = 0;
+}
 
-    pub(crate) fn to_bytes(self) -> [u8; RECORD_SIZE] {
-        let mut bytes = [0; RECORD_SIZE];
-        let fields = [self.pool, self.affinity, self.counter, self.flags];
-        for (chunk, field) in bytes.chunks_exact_mut(4).zip(fields) {
-            chunk.copy_from_slice(&field.to_ne_bytes());
+/// A value of the map `services`: one frontend, half a cache line.
+#[derive(Debug)]
+#[repr(C, align(8))]
+pub(crate) struct ServiceCell {
+    address: [AtomicU32; 4],
+    port_word: AtomicU32,
+    counter: AtomicU32,
+    target: AtomicU64,
+}
+
+impl ServiceCell {
+    /// The last byte of the port's word: what the cell is. A cell of zeros was never used.
+    const USED: u8 = 1;
+    /// A search goes on behind it.
+    const REMOVED: u8 = 2;
+    /// The highest bit of the counter's word.
+    const LOCAL: u32 = 1 << 31;
+
+    /// The frontend here and what its record says, if there is one.
+    pub(crate) fn get(&self) -> Option<(Key, Record)> {
+        let port_word = self.port_word.load(Ordering::Relaxed);
+        let [.., state] = port_word.to_ne_bytes();
+        if state != Self::USED {
+            return None;
         }
-        bytes
+        let address = std::array::from_fn(|index| self.address[index].load(Ordering::Relaxed));
+        let [pool, affinity] = halves_of_word(self.target.load(Ordering::Relaxed));
+        let counter = self.counter.load(Ordering::Relaxed);
+        let local = counter & Self::LOCAL != 0;
+        Some((Key { address, port_word }, Record { pool, affinity, counter: counter & !Self::LOCAL, local }))
     }
 
-    pub(crate) fn from_bytes(bytes: [u8; RECORD_SIZE]) -> Self {
-        let mut fields = [0; 4];
-        for (chunk, field) in bytes.chunks_exact(4).zip(&mut fields) {
-            *field = chunk.try_into().map_or(0, u32::from_ne_bytes);
-        }
-        let [pool, affinity, counter, flags] = fields;
-        Record { pool, affinity, counter, flags }
+    /// Whether no search goes on behind it.
+    pub(crate) fn is_free(&self) -> bool {
+        self.port_word.load(Ordering::Relaxed) == 0
     }
+
+    /// Whether a search goes on behind it, although no frontend is here.
+    pub(crate) fn is_removed(&self) -> bool {
+        !self.is_free() && self.get().is_none()
+    }
+
+    /// Writes a frontend into a cell that is not in use; the last write makes it visible.
+    pub(crate) fn fill(&self, key: Key, record: Record) {
+        for (word, value) in self.address.iter().zip(key.address) {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.set(record);
+        self.port_word.store(key.port_word, PUBLISH);
+    }
+
+    /// Changes what a frontend's record says.
+    pub(crate) fn set(&self, record: Record) {
+        let local = if record.local { Self::LOCAL } else { 0 };
+        self.counter.store(record.counter & !Self::LOCAL | local, Ordering::Relaxed);
+        self.target.store(u64::from(record.affinity) << 32 | u64::from(record.pool), PUBLISH);
+    }
+
+    /// Removes a frontend. A program that has just found it reads zeros, which leave the connection alone. So the next frontend in this cell is never
+    /// seen with a part of this one, in whichever order a processor reads.
+    pub(crate) fn remove(&self) {
+        self.port_word.store(u32::from_ne_bytes([0, 0, 0, Self::REMOVED]), PUBLISH);
+        self.target.store(0, PUBLISH);
+        self.counter.store(0, Ordering::Relaxed);
+        self.address.iter().for_each(|word| word.store(0, PUBLISH));
+    }
+
+    /// No search needs to go on behind this cell, which is not in use.
+    pub(crate) fn free(&self) {
+        self.port_word.store(0, PUBLISH);
+    }
+
+    /// The seed of the table's hash, which its first cell holds. 0 if there is none yet.
+    pub(crate) fn seed(&self) -> u64 {
+        let [low, high] = [&self.address[0], &self.address[1]].map(|word| word.load(Ordering::Relaxed));
+        u64::from(high) << 32 | u64::from(low)
+    }
+
+    pub(crate) fn set_seed(&self, seed: u64) {
+        for (word, half) in self.address.iter().zip(halves_of_word(seed)) {
+            word.store(half, PUBLISH);
+        }
+    }
+}
+
+/// The lower and the upper half.
+fn halves_of_word(word: u64) -> [u32; 2] {
+    let [a, b, c, d, e, f, g, h] = word.to_le_bytes();
+    [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])]
 }
 
 /// The one word of a pool.
@@ -180,8 +271,8 @@ pub(crate) struct BackendCell {
 impl BackendCell {
     /// Fills a backend that nothing refers to yet.
     pub(crate) fn fill(&self, address: SocketAddr, pool: u32) {
-        for (word, bytes) in self.address.iter().zip(octets(address.ip()).chunks_exact(4)) {
-            word.store(bytes.try_into().map_or(0, u32::from_ne_bytes), Ordering::Relaxed);
+        for (word, value) in self.address.iter().zip(words(address.ip())) {
+            word.store(value, Ordering::Relaxed);
         }
         self.port.store(address.port().to_be(), Ordering::Relaxed);
         self.has_datagram_sockets.store(0, Ordering::Relaxed);
@@ -209,12 +300,9 @@ impl BackendCell {
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
-        let mut bytes = [0; 16];
-        for (chunk, word) in bytes.chunks_exact_mut(4).zip(&self.address) {
-            chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
-        }
+        let address = std::array::from_fn(|index| self.address[index].load(Ordering::Relaxed));
         let port = u16::from_be(self.port.load(Ordering::Relaxed));
-        SocketAddr::new(Ipv6Addr::from(bytes).to_canonical(), port)
+        SocketAddr::new(ip(address), port)
     }
 }
 
@@ -303,25 +391,36 @@ pub(crate) fn datagram_peer(value: &[u8; PEER_SIZE]) -> PoolEndpoint {
     PoolEndpoint { backend: u32::from_ne_bytes([a, b, c, d]), address }
 }
 
-fn octets(ip: IpAddr) -> [u8; 16] {
-    match ip {
+/// An address as words of the programs.
+fn words(ip: IpAddr) -> [u32; 4] {
+    let octets = match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
         IpAddr::V6(ip) => ip.octets(),
+    };
+    let (words, _) = octets.as_chunks::<4>();
+    std::array::from_fn(|index| u32::from_ne_bytes(words[index]))
+}
+
+/// The reverse of [`words`].
+fn ip(words: [u32; 4]) -> IpAddr {
+    let mut octets = [0; 16];
+    for (chunk, word) in octets.chunks_exact_mut(4).zip(words) {
+        chunk.copy_from_slice(&word.to_ne_bytes());
     }
+    Ipv6Addr::from(octets).to_canonical()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::Mapping;
 
     #[test]
-    fn pools_records_and_keys_keep_their_values() {
+    fn words_affinities_and_keys_keep_their_values() {
         let word = PoolWord { first: 0x1234_5678, near: false, order: 17, count: 0x9a_bcde };
         let near = PoolWord { near: true, ..word };
         assert_eq!([word, near].map(|word| PoolWord::from_bits(word.to_bits())), [word, near]);
         assert_eq!([word, near].map(PoolWord::to_bits), [0x1234_5678_119a_bcde, 0x1234_5678_919a_bcde]);
-        let record = Record { pool: 1, affinity: 10800, counter: 7, flags: Record::LOCAL_POOL };
-        assert_eq!(Record::from_bytes(record.to_bytes()), record);
         let affinity = Affinity { namespace: [1; 8], pool: 0x1234_5678, last_use: [2; 8], backend: 9 };
         let (key, value) = affinity.to_bytes();
         assert_eq!(
@@ -332,14 +431,41 @@ mod tests {
         for (text, family) in
             [("10.96.0.1:443", Family::V4), ("[fd00::1]:443", Family::V6), ("[::1]:80", Family::V6)]
         {
-            assert_eq!(Key::new(text.parse().unwrap(), Protocol::Udp).family(), family, "{text}");
+            let address: SocketAddr = text.parse().unwrap();
+            let key = Key::new(address, Protocol::Udp);
+            assert_eq!((key.family(), key.address()), (family, address), "{text}");
         }
+    }
+
+    #[test]
+    fn a_frontend_reads_as_written_until_it_is_removed() {
+        let cells = Mapping::<ServiceCell>::anonymous(1).unwrap();
+        let cell = &cells[0];
+        assert!(cell.is_free() && !cell.is_removed() && cell.get().is_none());
+        let key = Key::new("10.96.0.1:443".parse().unwrap(), Protocol::Tcp);
+        for local in [false, true] {
+            let record = Record { pool: 3, affinity: 10800, counter: 7, local };
+            cell.fill(key, record);
+            assert_eq!(cell.get(), Some((key, record)));
+            assert!(!cell.is_free() && !cell.is_removed());
+        }
+        let refused = Record { pool: Record::REFUSED, affinity: 0, counter: 0, local: false };
+        cell.set(refused);
+        assert_eq!(cell.get(), Some((key, refused)));
+        cell.remove();
+        assert!(!cell.is_free() && cell.is_removed() && cell.get().is_none());
+        assert_eq!((cell.target.load(Ordering::Relaxed), cell.seed()), (0, 0), "nothing of it is left");
+        cell.free();
+        assert!(cell.is_free());
+        cell.set_seed(0x0123_4567_89ab_cdef);
+        assert_eq!(cell.seed(), 0x0123_4567_89ab_cdef);
     }
 
     #[test]
     fn sizes_are_those_of_the_programs() {
         assert_eq!((size_of::<PoolCell>(), size_of::<SlotCell>()), (64, 8));
         assert_eq!((size_of::<BackendCell>(), size_of::<CounterCell>()), (24, 16));
+        assert_eq!(size_of::<ServiceCell>(), 32);
     }
 
     #[test]

@@ -16,6 +16,7 @@
 //! | what happens in a system call of a process | `programs/socket.bpf.c` |
 //! | a sync: pools, then records, then what is no longer needed | `dataplane.rs`, `service.rs` |
 //! | which frontends get a record | `frontends.rs` |
+//! | the table in which programs find frontends | `service_table.rs` |
 //! | endpoints of a pool: one change is a few writes, many are one switch | `pools.rs`, `ranges.rs` |
 //! | what survives a restart | `adoption.rs` |
 //! | loading, kernel features | `object.rs`, `features.rs` |
@@ -44,6 +45,7 @@ mod pins;
 mod pools;
 mod ranges;
 mod service;
+mod service_table;
 mod stale_sockets;
 mod sys;
 

@@ -5,13 +5,11 @@ use std::path::Path;
 
 use crate::counters::CounterArray;
 use crate::error::Error;
-use crate::layout::{AFFINITY_SIZE, KEY_SIZE, PEER_SIZE, RECORD_SIZE};
+use crate::layout::{AFFINITY_SIZE, PEER_SIZE};
 use crate::options::Sizes;
 use crate::pools::PoolMaps;
+use crate::service_table::ServiceTable;
 use crate::sys::{HashMapFd, Mapping, open_pinned};
-
-/// `services`: address, port and protocol to a record.
-pub(crate) type ServiceMap = HashMapFd<KEY_SIZE, RECORD_SIZE>;
 
 /// `datagram_peers`: the cookie of a connected UDP socket to its endpoint.
 pub(crate) type PeerMap = HashMapFd<8, PEER_SIZE>;
@@ -22,7 +20,7 @@ pub(crate) type AffinityMap = HashMapFd<AFFINITY_SIZE, AFFINITY_SIZE>;
 /// Open maps.
 #[derive(Debug)]
 pub(crate) struct Maps {
-    pub(crate) services: ServiceMap,
+    pub(crate) services: ServiceTable,
     pub(crate) pools: PoolMaps,
     pub(crate) affinities: AffinityMap,
     pub(crate) counters: CounterArray,
@@ -38,15 +36,17 @@ impl Maps {
         };
         let failed = |map| move |source| Error::Map { action: "map into memory", map, source };
         let pools = PoolMaps {
-            pools: Mapping::of_map(open("pools")?.as_fd(), sizes.pools() as usize)
+            pools: Mapping::of_map(open("pools")?.as_fd(), ServiceTable::pools(sizes.frontends) as usize)
                 .map_err(failed("pools"))?,
             slots: Mapping::of_map(open("slots")?.as_fd(), sizes.slots() as usize)
                 .map_err(failed("slots"))?,
             backends: Mapping::of_map(open("backends")?.as_fd(), sizes.backends() as usize)
                 .map_err(failed("backends"))?,
         };
+        let cells = ServiceTable::cells(sizes.frontends) as usize;
+        let cells = Mapping::of_map(open("services")?.as_fd(), cells).map_err(failed("services"))?;
         Ok(Maps {
-            services: HashMapFd::new(open("services")?),
+            services: ServiceTable::open(cells, sizes.frontends),
             pools,
             affinities: HashMapFd::new(open("affinities")?),
             counters: CounterArray::new(

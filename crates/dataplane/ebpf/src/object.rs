@@ -11,6 +11,7 @@ use tracing::debug;
 use crate::error::Error;
 use crate::features::Features;
 use crate::options::Sizes;
+use crate::service_table::ServiceTable;
 
 /// Compiled from `programs/` by `scripts/build-ebpf`.
 static OBJECT: &[u8] = include_bytes_aligned!("../programs/socket.bpf.o");
@@ -86,6 +87,7 @@ fn load_object(
     let node_namespace = features.node_namespace.unwrap_or(0);
     let listed_namespaces_only = u32::from(listed_namespaces_only);
     let counters_per_processor = sizes.counters();
+    let hash_values = ServiceTable::hash_values(sizes.frontends);
     let paths = MAPS.map(|map| (map, directory.join(map)));
     let mut loader = EbpfLoader::new();
     loader
@@ -94,8 +96,9 @@ fn load_object(
         .override_global("node_namespace", &node_namespace, true)
         .override_global("listed_namespaces_only", &listed_namespaces_only, true)
         .override_global("counters_per_processor", &counters_per_processor, true)
-        .map_max_entries("services", sizes.frontends)
-        .map_max_entries("pools", sizes.pools())
+        .override_global("hash_values", &hash_values, true)
+        .map_max_entries("services", ServiceTable::cells(sizes.frontends))
+        .map_max_entries("pools", ServiceTable::pools(sizes.frontends))
         .map_max_entries("slots", sizes.slots())
         .map_max_entries("backends", sizes.backends())
         .map_max_entries("counters", sizes.counters() * processors);

@@ -73,11 +73,6 @@ impl Sizes {
         self.endpoints + 1
     }
 
-    /// Each frontend has at most one pool.
-    pub(crate) fn pools(self) -> u32 {
-        self.frontends + 1
-    }
-
     pub(crate) fn counters(self) -> u32 {
         self.counted_ports + 1
     }

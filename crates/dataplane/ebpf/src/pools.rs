@@ -15,7 +15,7 @@ use crate::ranges::Ranges;
 use crate::sys::Mapping;
 
 /// What is no longer used rests this long before something else gets it. A program that has just read a number needs microseconds.
-const REST: Duration = Duration::from_secs(1);
+pub(crate) const REST: Duration = Duration::from_secs(1);
 
 /// The three array maps of pools.
 #[derive(Debug)]
@@ -28,6 +28,7 @@ pub(crate) struct PoolMaps {
 /// A map has no room left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Full {
+    Frontends,
     Pools,
     Slots,
     Backends,
@@ -104,10 +105,22 @@ impl Pools {
         true
     }
 
-    /// A new pool with these endpoints, of which there must be some.
-    pub(crate) fn create(&mut self, wanted: &Pool, now: Instant) -> Result<(u32, usize), Full> {
+    /// A new pool with these endpoints, of which there must be some. It has the preferred number if that is free.
+    pub(crate) fn create(
+        &mut self,
+        wanted: &Pool,
+        preferred: Option<u32>,
+        now: Instant,
+    ) -> Result<(u32, usize), Full> {
         self.wake(now);
-        let pool = self.free_pools.take().ok_or(Full::Pools)?;
+        let preferred = preferred.filter(|number| self.free_pools.is_free(*number));
+        let pool = match preferred {
+            Some(number) => {
+                self.free_pools.take_at(number);
+                number
+            }
+            None => self.free_pools.take().ok_or(Full::Pools)?,
+        };
         let addresses: Vec<SocketAddr> = wanted.iter().map(|backend| backend.address()).collect();
         match self.write_anew(pool, Vec::new(), &addresses) {
             Ok(written) => Ok((pool, written)),
@@ -287,16 +300,15 @@ impl Pools {
 /// Free numbers. 0 is never handed out: in the maps it stands for nothing.
 #[derive(Debug)]
 struct Numbers {
-    given_back: Vec<u32>,
     taken: Vec<bool>,
-    /// All from here on were never handed out, but some may have been adopted.
+    /// Where to look for the next one: behind the last one, so that each was not used for as long as possible.
     next: usize,
     available: usize,
 }
 
 impl Numbers {
     fn below(end: usize) -> Self {
-        Numbers { given_back: Vec::new(), taken: vec![false; end], next: 1, available: end.saturating_sub(1) }
+        Numbers { taken: vec![false; end], next: 1, available: end.saturating_sub(1) }
     }
 
     fn is_free(&self, number: u32) -> bool {
@@ -304,15 +316,12 @@ impl Numbers {
     }
 
     fn take(&mut self) -> Option<u32> {
-        let number = match self.given_back.pop() {
-            Some(number) => number,
-            None => {
-                let offset = self.taken.get(self.next..)?.iter().position(|taken| !taken)?;
-                let number = self.next + offset;
-                self.next = number + 1;
-                u32::try_from(number).ok()?
-            }
-        };
+        if self.available == 0 {
+            return None;
+        }
+        let number = (self.next..self.taken.len()).chain(1..self.next).find(|number| !self.taken[*number])?;
+        self.next = number + 1;
+        let number = u32::try_from(number).ok()?;
         self.take_at(number);
         Some(number)
     }
@@ -325,7 +334,6 @@ impl Numbers {
     fn give_back(&mut self, number: u32) {
         self.taken[number as usize] = false;
         self.available += 1;
-        self.given_back.push(number);
     }
 }
 

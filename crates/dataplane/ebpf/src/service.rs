@@ -8,22 +8,22 @@ use std::time::Instant;
 use portwarden_model::{Exposure, Family, NodeView, PoolKind, PortName, ProxiedPort};
 use tracing::debug;
 
-use crate::adoption::{Earlier, pool_flags};
+use crate::adoption::Earlier;
 use crate::counters::ServiceCounters;
-use crate::error::Error;
 use crate::frontends::{Wanted, wanted};
 use crate::layout::{Affinity, Key, PoolEndpoint, Record};
-use crate::maps::{AffinityMap, ServiceMap};
+use crate::maps::AffinityMap;
 use crate::pools::{Full, Pools};
+use crate::service_table::ServiceTable;
 
 /// The maps, and what is in them.
 #[derive(Debug)]
 pub(crate) struct Tables {
-    pub(crate) services: ServiceMap,
+    pub(crate) services: ServiceTable,
     pub(crate) affinities: AffinityMap,
     pub(crate) pools: Pools,
     pub(crate) counters: ServiceCounters,
-    /// The records that the kernel has acknowledged.
+    /// The records that are in the table.
     pub(crate) records: HashMap<Key, Owned>,
     pub(crate) earlier: Earlier,
     pub(crate) next_port: u64,
@@ -50,15 +50,6 @@ pub(crate) struct InstalledPort {
     keys: Vec<Key>,
 }
 
-/// Why a port could not be written.
-#[derive(Debug)]
-pub(crate) enum Refusal {
-    /// A map is full.
-    Full(&'static str),
-    /// The kernel refused a record.
-    Kernel(Error),
-}
-
 impl Tables {
     /// Writes a port: pools first, then the records that lead to them, then what is no longer needed. Returns the number of writes.
     pub(crate) fn write_port(
@@ -67,7 +58,7 @@ impl Tables {
         port: &ProxiedPort,
         wanted: &[Wanted],
         now: Instant,
-    ) -> Result<usize, Refusal> {
+    ) -> Result<usize, Full> {
         let mut written = 0;
         for kind in [PoolKind::Cluster, PoolKind::Local] {
             if wanted.iter().any(|wanted| wanted.pool == Some(kind)) {
@@ -81,22 +72,22 @@ impl Tables {
         for wanted in wanted {
             let pool = wanted.pool.and_then(|kind| *installed.pool(kind));
             let record = Record {
-                pool: pool.unwrap_or(0),
+                pool: pool.unwrap_or(Record::REFUSED),
                 affinity: port.affinity.map_or(0, |seconds| seconds.get()),
                 counter: installed.counter,
-                flags: wanted.pool.map_or(0, pool_flags),
+                local: wanted.pool == Some(PoolKind::Local),
             };
             let owned = Owned { record, port: installed.number, exposure: wanted.exposure };
             if self.is_taken(wanted.key, &owned) {
                 continue;
             }
             keys.push(wanted.key);
-            written += self.write_record(wanted.key, owned)?;
+            written += self.write_record(wanted.key, owned, now)?;
         }
         let unwanted: Vec<Key> = installed.keys.iter().copied().filter(|key| !keys.contains(key)).collect();
         installed.keys = keys;
         for key in unwanted {
-            written += self.remove_record(key, installed.number)?;
+            written += self.remove_record(key, installed.number, now);
         }
         for kind in [PoolKind::Cluster, PoolKind::Local] {
             if !wanted.iter().any(|wanted| wanted.pool == Some(kind)) {
@@ -136,21 +127,16 @@ impl Tables {
     }
 
     /// Removes all that a port has.
-    pub(crate) fn remove_port(
-        &mut self,
-        installed: &mut InstalledPort,
-        now: Instant,
-    ) -> Result<usize, Refusal> {
+    pub(crate) fn remove_port(&mut self, mut installed: InstalledPort, now: Instant) -> usize {
         let mut written = 0;
-        while let Some(key) = installed.keys.last().copied() {
-            written += self.remove_record(key, installed.number)?;
-            installed.keys.pop();
+        for key in std::mem::take(&mut installed.keys) {
+            written += self.remove_record(key, installed.number, now);
         }
         for kind in [PoolKind::Cluster, PoolKind::Local] {
-            written += self.release_pool(installed, kind, now);
+            written += self.release_pool(&mut installed, kind, now);
         }
-        self.counters.give_back(std::mem::take(&mut installed.counter));
-        Ok(written)
+        self.counters.give_back(installed.counter);
+        written
     }
 
     /// A port that has nothing yet, except what it had before a restart.
@@ -175,14 +161,16 @@ impl Tables {
         wanted: &[Wanted],
         kind: PoolKind,
         now: Instant,
-    ) -> Result<usize, Refusal> {
+    ) -> Result<usize, Full> {
         let endpoints = port.pool(kind);
         let place = installed.pool(kind);
         if place.is_none() {
             *place = self.earlier.claim_pool(wanted, kind);
         }
         let Some(pool) = *place else {
-            let (pool, written) = self.pools.create(endpoints, now)?;
+            let first = wanted.iter().find(|wanted| wanted.pool == Some(kind));
+            let preferred = first.and_then(|wanted| self.services.preferred_pool(wanted.key));
+            let (pool, written) = self.pools.create(endpoints, preferred, now)?;
             *place = Some(pool);
             return Ok(written);
         };
@@ -203,36 +191,26 @@ impl Tables {
         self.records.get(&key).is_some_and(|owned| owned.port != by.port && owned.exposure < by.exposure)
     }
 
-    fn write_record(&mut self, key: Key, owned: Owned) -> Result<usize, Refusal> {
+    fn write_record(&mut self, key: Key, owned: Owned, now: Instant) -> Result<usize, Full> {
         let earlier = self.earlier.claim(key);
         let before = self.records.get(&key).map(|owned| owned.record).or(earlier);
         if before != Some(owned.record) {
-            self.services.insert(&key.0, &owned.record.to_bytes()).map_err(|source| {
-                match source.raw_os_error() {
-                    Some(libc::E2BIG | libc::ENOSPC) => Refusal::Full("frontends"),
-                    _ => Refusal::Kernel(Error::Map { action: "write to", map: "services", source }),
-                }
-            })?;
+            self.services.insert(key, owned.record, now)?;
         }
         self.records.insert(key, owned);
         Ok(usize::from(before != Some(owned.record)))
     }
 
-    fn remove_record(&mut self, key: Key, port: u64) -> Result<usize, Refusal> {
+    fn remove_record(&mut self, key: Key, port: u64, now: Instant) -> usize {
         if self.records.get(&key).is_none_or(|owned| owned.port != port) {
-            return Ok(0);
+            return 0;
         }
-        self.delete(key)?;
         self.records.remove(&key);
-        Ok(1)
+        usize::from(self.services.remove(key, now))
     }
 
     /// Removes frontends of an earlier process that nothing has claimed, in a family or (`None`) all, and then the pools behind them.
-    pub(crate) fn remove_unclaimed(
-        &mut self,
-        family: Option<Family>,
-        now: Instant,
-    ) -> Result<usize, Refusal> {
+    pub(crate) fn remove_unclaimed(&mut self, family: Option<Family>, now: Instant) -> usize {
         let (keys, pools) = match family {
             Some(family) => (self.earlier.unclaimed(family), BTreeSet::new()),
             None => {
@@ -242,20 +220,27 @@ impl Tables {
         };
         let written = keys.len() + pools.len();
         for key in keys {
-            self.delete(key)?;
+            self.services.remove(key, now);
             self.earlier.claim(key);
         }
         for pool in pools {
             let updated = self.pools.release(pool, now);
             self.left_with_sockets.extend(updated.left_with_sockets);
         }
-        Ok(written)
+        written
     }
 
-    /// Deletes a record from the kernel, whoever has written it.
-    pub(crate) fn delete(&self, key: Key) -> Result<(), Refusal> {
-        let failed = |source| Refusal::Kernel(Error::Map { action: "delete from", map: "services", source });
-        self.services.remove(&key.0).map(drop).map_err(failed)
+    /// Removes and repairs what differs from the records of a family. Returns the number of repairs.
+    pub(crate) fn repair_records(&mut self, family: Family, now: Instant) -> usize {
+        let records = &self.records;
+        let ours = |key: Key| key.family() != family || records.contains_key(&key);
+        let mut repaired = self.services.repair(ours, now);
+        for (key, owned) in records.iter().filter(|(key, _)| key.family() == family) {
+            // Where what another process has written still takes up all room, nftables serves, and the next full sync tries again.
+            let differs = self.services.get(*key) != Some(owned.record);
+            repaired += usize::from(differs && self.services.insert(*key, owned.record, now).is_ok());
+        }
+        repaired
     }
 }
 
@@ -275,14 +260,4 @@ pub(crate) fn wanted_by_port<'a>(
     ports: &'a [ProxiedPort],
 ) -> Vec<(&'a ProxiedPort, Vec<Wanted>)> {
     ports.iter().map(|port| (port, wanted(node, addresses, port))).collect()
-}
-
-impl From<Full> for Refusal {
-    fn from(full: Full) -> Self {
-        Refusal::Full(match full {
-            Full::Pools => "pools",
-            Full::Slots => "slots",
-            Full::Backends => "endpoints",
-        })
-    }
 }

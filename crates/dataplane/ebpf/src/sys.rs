@@ -12,14 +12,13 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
-use crate::layout::{BackendCell, CounterCell, PoolCell, SlotCell};
+use crate::layout::{BackendCell, CounterCell, PoolCell, ServiceCell, SlotCell};
 
 /// Commands of `bpf(2)`.
 mod command {
     pub(super) const MAP_CREATE: u32 = 0;
     pub(super) const MAP_LOOKUP: u32 = 1;
     pub(super) const MAP_UPDATE: u32 = 2;
-    pub(super) const MAP_DELETE: u32 = 3;
     pub(super) const MAP_NEXT_KEY: u32 = 4;
     pub(super) const PROGRAM_LOAD: u32 = 5;
     pub(super) const OBJECT_PIN: u32 = 6;
@@ -109,17 +108,6 @@ impl<const K: usize, const V: usize> HashMapFd<K, V> {
         let attribute = Attribute::new().fd(0, self.0.as_fd()).pointer(8, key).pointer(16, value);
         // SAFETY: the kernel reads K and V bytes, the sizes of the map, from arrays of these lengths.
         unsafe { attribute.call(command::MAP_UPDATE) }.map(drop)
-    }
-
-    /// Returns whether the key was there.
-    pub(crate) fn remove(&self, key: &[u8; K]) -> io::Result<bool> {
-        let attribute = Attribute::new().fd(0, self.0.as_fd()).pointer(8, key);
-        // SAFETY: the kernel reads K bytes, the size of the map's keys, from an array of this length.
-        match unsafe { attribute.call(command::MAP_DELETE) } {
-            Ok(_) => Ok(true),
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
-            Err(error) => Err(error),
-        }
     }
 
     pub(crate) fn get(&self, key: &[u8; K]) -> io::Result<Option<[u8; V]>> {
@@ -295,6 +283,8 @@ pub(crate) fn network_namespace_cookie(socket: BorrowedFd<'_>) -> io::Result<u64
 /// Every bit pattern must be valid, and every byte must be part of an atomic type or padding that is never read.
 pub(crate) unsafe trait Cell {}
 
+// SAFETY: atomic integers without gaps.
+unsafe impl Cell for ServiceCell {}
 // SAFETY: atomic integers without gaps.
 unsafe impl Cell for PoolCell {}
 // SAFETY: atomic integers without gaps.

@@ -39,7 +39,7 @@ fn addresses(pool: &Pool) -> BTreeSet<SocketAddr> {
 fn one_endpoint_more_or_less_costs_a_bounded_number_of_writes() {
     let now = Instant::now();
     let mut pools = Pools::new(maps(8, 1024, 1024));
-    let (id, _) = pools.create(&pool(0..100), now).unwrap();
+    let (id, _) = pools.create(&pool(0..100), None, now).unwrap();
     for (wanted, most) in
         [(pool(0..101), 3), (pool(1..101), 3), (pool(1..101), 0), (pool((1..100).chain([150])), 3)]
     {
@@ -53,7 +53,7 @@ fn one_endpoint_more_or_less_costs_a_bounded_number_of_writes() {
 fn many_changes_go_to_new_slots_and_one_switch() {
     let now = Instant::now();
     let mut pools = Pools::new(maps(8, 64, 64));
-    let (id, _) = pools.create(&pool(0..8), now).unwrap();
+    let (id, _) = pools.create(&pool(0..8), None, now).unwrap();
     let before = pools.word(id);
     let old: Vec<u32> = pools.numbers(before).collect();
     pools.update(id, &pool(4..12), now).unwrap();
@@ -68,11 +68,11 @@ fn many_changes_go_to_new_slots_and_one_switch() {
 fn what_left_is_not_given_to_others_at_once() {
     let now = Instant::now();
     let mut pools = Pools::new(maps(8, 64, 6));
-    let (id, _) = pools.create(&pool(0..5), now).unwrap();
-    assert_eq!(pools.create(&pool(20..21), now), Err(Full::Backends));
+    let (id, _) = pools.create(&pool(0..5), None, now).unwrap();
+    assert_eq!(pools.create(&pool(20..21), None, now), Err(Full::Backends));
     pools.release(id, now);
-    assert_eq!(pools.create(&pool(20..21), now), Err(Full::Backends), "they rest");
-    let (next, _) = pools.create(&pool(20..25), now + REST).unwrap();
+    assert_eq!(pools.create(&pool(20..21), None, now), Err(Full::Backends), "they rest");
+    let (next, _) = pools.create(&pool(20..25), None, now + REST).unwrap();
     assert_eq!(content(&pools, next), addresses(&pool(20..25)));
 }
 
@@ -80,11 +80,11 @@ fn what_left_is_not_given_to_others_at_once() {
 fn a_full_map_changes_nothing() {
     let now = Instant::now();
     let mut pools = Pools::new(maps(3, 16, 64));
-    let (first, _) = pools.create(&pool(0..8), now).unwrap();
+    let (first, _) = pools.create(&pool(0..8), None, now).unwrap();
     assert_eq!(pools.update(first, &pool(0..20), now), Err(Full::Slots));
     assert_eq!(content(&pools, first), addresses(&pool(0..8)));
-    pools.create(&pool(30..32), now).unwrap();
-    assert_eq!(pools.create(&pool(40..41), now), Err(Full::Pools));
+    pools.create(&pool(30..32), None, now).unwrap();
+    assert_eq!(pools.create(&pool(40..41), None, now), Err(Full::Pools));
     let updated = pools.update(first, &pool(1..8), now).unwrap();
     // A slot, the word and a backend; and seven endpoints, as the pool is near now.
     assert_eq!((updated.written, content(&pools, first)), (10, addresses(&pool(1..8))));
@@ -94,7 +94,7 @@ fn a_full_map_changes_nothing() {
 fn endpoints_with_connected_sockets_are_reported_when_they_leave() {
     let now = Instant::now();
     let mut pools = Pools::new(maps(4, 16, 16));
-    let (id, _) = pools.create(&pool(0..3), now).unwrap();
+    let (id, _) = pools.create(&pool(0..3), None, now).unwrap();
     assert_eq!(pools.update(id, &pool(1..3), now).unwrap().left_with_sockets, []);
     let number = pools.numbers(pools.word(id)).next().unwrap();
     let cell = &pools.maps.backends[number as usize];
@@ -107,8 +107,8 @@ fn endpoints_with_connected_sockets_are_reported_when_they_leave() {
 fn another_process_takes_over_sound_pools_only() {
     let now = Instant::now();
     let mut before = Pools::new(maps(8, 64, 64));
-    let (one, _) = before.create(&pool(0..5), now).unwrap();
-    let (two, _) = before.create(&pool(10..13), now).unwrap();
+    let (one, _) = before.create(&pool(0..5), None, now).unwrap();
+    let (two, _) = before.create(&pool(10..13), None, now).unwrap();
     let mut after = Pools::new(before.maps);
     assert!(after.adopt(one));
     assert!(!after.adopt(one), "only once");
@@ -116,7 +116,7 @@ fn another_process_takes_over_sound_pools_only() {
     after.maps.slots[after.maps.pools[two as usize].word().first as usize].set(1);
     assert!(!after.adopt(two), "one of its backends belongs to another pool");
     assert_eq!(content(&after, one), addresses(&pool(0..5)));
-    let (three, _) = after.create(&pool(20..40), now).unwrap();
+    let (three, _) = after.create(&pool(20..40), None, now).unwrap();
     assert_eq!(content(&after, one), addresses(&pool(0..5)), "nothing of it was given away");
     assert_eq!(content(&after, three), addresses(&pool(20..40)));
 }
@@ -125,7 +125,7 @@ fn another_process_takes_over_sound_pools_only() {
 fn a_small_pool_has_its_endpoints_near() {
     let now = Instant::now();
     let mut pools = Pools::new(maps(8, 64, 64));
-    let (id, _) = pools.create(&pool(0..5), now).unwrap();
+    let (id, _) = pools.create(&pool(0..5), None, now).unwrap();
     assert_eq!(content(&pools, id), addresses(&pool(0..5)));
     // One more, less and other endpoint; many others; beyond what a cell holds, and back, one by one and at once.
     for (wanted, most) in [
@@ -147,7 +147,7 @@ fn a_small_pool_has_its_endpoints_near() {
     pools.release(id, now);
     assert_eq!(pools.maps.pools[id as usize].near_endpoints(), None);
     let v6 = Backend::new("[fd00::1]:80".parse().unwrap(), true);
-    let (id, _) = pools.create(&Pool::new(&[v6]), now + REST).unwrap();
+    let (id, _) = pools.create(&Pool::new(&[v6]), None, now + REST).unwrap();
     assert_eq!(content(&pools, id).len(), 1);
 }
 
@@ -155,8 +155,8 @@ fn a_small_pool_has_its_endpoints_near() {
 fn another_process_completes_a_change_that_was_cut_off() {
     let now = Instant::now();
     let mut before = Pools::new(maps(8, 64, 64));
-    let (one, _) = before.create(&pool(0..3), now).unwrap();
-    let (two, _) = before.create(&pool(10..13), now).unwrap();
+    let (one, _) = before.create(&pool(0..3), None, now).unwrap();
+    let (two, _) = before.create(&pool(10..13), None, now).unwrap();
     // The slot was replaced, and the endpoint in the cell not yet.
     let stale = "10.0.0.99:80".parse().unwrap();
     before.maps.pools[one as usize].set_endpoint(1, stale);
