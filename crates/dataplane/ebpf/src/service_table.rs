@@ -152,7 +152,7 @@ impl ServiceTable {
     /// Where a search starts.
     fn first_index(&self, key: Key) -> usize {
         let values = (self.cells.len() - MAX_PROBES) as u64;
-        let scaled = u64::from(key.hash(self.seed)) * values >> 32;
+        let scaled = (u64::from(key.hash(self.seed)) * values) >> 32;
         1 + usize::try_from(scaled).unwrap_or(0)
     }
 

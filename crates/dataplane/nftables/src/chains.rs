@@ -7,7 +7,7 @@
 //! filter-input ── input-checks ─┐
 //! filter-forward, filter-output ┴─ checks ── unserved                        no_endpoints
 //! nat-postrouting ── masquerading                                            masquerading
-//! raw-prerouting/pods, if it is asked for                                    untracked_pods
+//! raw-prerouting/pods, if it is asked for; filter-forward is not there then  untracked_pods
 //! ```
 //!
 //! The module on the right adds the rules of each line.
@@ -76,7 +76,7 @@ impl Chains {
     /// All rules but those for source ranges, which [`source_ranges::add_hooks`] activates when a Service has some.
     pub(crate) fn render(context: &RuleContext<'_>, sticky: &BTreeSet<StickyClass>) -> Chains {
         let mut chains = Chains::default();
-        chains.add_base_rules();
+        chains.add_base_rules(context);
         source_ranges::add_rules(context, &mut chains);
         service_addresses::add_rules(context, &mut chains);
         load_balancing::add_rules(context, &mut chains);
@@ -90,13 +90,18 @@ impl Chains {
         chains
     }
 
-    fn add_base_rules(&mut self) {
+    fn add_base_rules(&mut self, context: &RuleContext<'_>) {
         // A translated connection has an endpoint.
         let checks = |chain| vec![rule![new_connection(), not_translated(), jump(chain)]];
         self.set("filter-input", checks("input-checks"));
-        self.set("filter-forward", checks("checks"));
         self.set("filter-output", checks("checks"));
-        self.set("nat-prerouting", vec![rule![jump("services")]]);
+        let mut arriving = vec![rule![jump("services")]];
+        if context.untracked_pods {
+            arriving.push(untracked_pods::forward_checks());
+        } else {
+            self.set("filter-forward", checks("checks"));
+        }
+        self.set("nat-prerouting", arriving);
         self.set("nat-output", vec![rule![jump("services")]]);
         self.set("nat-postrouting", vec![rule![jump("masquerading")]]);
     }
@@ -183,6 +188,7 @@ mod tests {
             assert!(targets.contains(name.as_ref()) || is_base(name) || by_map(name), "{name}");
         }
         assert!(BASE_CHAINS.iter().all(|(name, ..)| chains.rules(name).is_some()));
+        assert!(chains.rules(untracked_pods::CHAIN.0).is_none());
     }
 
     #[test]

@@ -134,24 +134,12 @@ impl ExpressionBuilder {
 
     /// `ip saddr NET`, or `!=`
     pub(crate) fn source_in(self, net: &IpNet, matches: bool) -> Vec<Expr> {
-        self.in_net(self.source(0), net, matches)
+        in_net(self.source(0), net, matches)
     }
 
     /// `ip daddr NET`, or `!=`
     pub(crate) fn destination_in(self, net: &IpNet, matches: bool) -> Vec<Expr> {
-        self.in_net(self.destination(0), net, matches)
-    }
-
-    fn in_net(self, load: Expr, net: &IpNet, matches: bool) -> Vec<Expr> {
-        let mask = octets(net.netmask());
-        let zeros = vec![0; mask.len()];
-        let operator = if matches { CmpOperator::Equal } else { CmpOperator::NotEqual };
-        let mut expressions = vec![load];
-        if net.prefix_len() != net.max_prefix_len() {
-            expressions.push(Expr::Bitwise { source: word(0), target: word(0), mask, xor: zeros });
-        }
-        expressions.push(Expr::Cmp { source: word(0), operator, value: octets(net.network()) });
-        expressions
+        in_net(self.destination(0), net, matches)
     }
 
     /// `reject`
@@ -161,6 +149,28 @@ impl ExpressionBuilder {
             Family::V6 => Reject::ICMPV6_PORT_UNREACHABLE,
         })
     }
+}
+
+/// Compares the address that `load` reads into word 0 with a range. Of a range that ends with a byte, only the first bytes are read, if the kernel has a fast
+/// path for their number; otherwise the other bits are cleared first.
+fn in_net(load: Expr, net: &IpNet, matches: bool) -> Vec<Expr> {
+    let operator = if matches { CmpOperator::Equal } else { CmpOperator::NotEqual };
+    let mut value = octets(net.network());
+    let bytes = net.prefix_len() / 8;
+    let mut expressions = match load {
+        Expr::Payload { base, offset, target, .. }
+            if net.prefix_len().is_multiple_of(8) && bytes.is_power_of_two() =>
+        {
+            value.truncate(bytes.into());
+            vec![Expr::Payload { base, offset, length: bytes.into(), target }]
+        }
+        load => {
+            let (mask, xor) = (octets(net.netmask()), vec![0; value.len()]);
+            vec![load, Expr::Bitwise { source: word(0), target: word(0), mask, xor }]
+        }
+    };
+    expressions.push(Expr::Cmp { source: word(0), operator, value });
+    expressions
 }
 
 fn octets(ip: IpAddr) -> Vec<u8> {

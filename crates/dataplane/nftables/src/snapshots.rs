@@ -117,18 +117,19 @@ fn joined(chains: &BTreeMap<String, String>) -> String {
     chains.values().cloned().collect::<Vec<_>>().join("\n")
 }
 
-/// The chains and elements that an option adds or changes.
+/// The chains and elements that an option adds or changes, and the names of chains that it removes.
 fn difference(family: Family, options: &Options) -> String {
     let base = render(family, &Options::new(samples::settings()));
     let mut with = render(family, options);
-    assert!(base.chains.keys().all(|name| with.chains.contains_key(name)), "no option removes a chain");
+    let removed = base.chains.keys().filter(|name| !with.chains.contains_key(*name));
+    let removed: String = removed.map(|name| format!("no chain {name}\n")).collect();
     with.chains.retain(|name, text| base.chains.get(name) != Some(text));
     let known: BTreeSet<(&String, &String)> =
         base.elements.iter().flat_map(|(set, elements)| elements.iter().map(move |one| (set, one))).collect();
     for (set, elements) in &mut with.elements {
         elements.retain(|element| !known.contains(&(&*set, element)));
     }
-    format!("{}\n\n{}", joined(&with.chains), joined_elements(&with.elements))
+    format!("{removed}{}\n\n{}", joined(&with.chains), joined_elements(&with.elements))
 }
 
 /// Snapshots of the text for each family, as `NAME-IPv4` and `NAME-IPv6`.

@@ -2,6 +2,8 @@
 //!
 //! A connection that is translated must be tracked in both directions, and the replies to a pod's connection are packets from pod to pod. So
 //! everything that is translated for pods is masqueraded here: its replies go to an address of the node, and those are always tracked.
+//!
+//! An untracked packet still passes every hook that has a chain, so there is none in the forward hook.
 
 use std::net::IpAddr;
 
@@ -9,7 +11,9 @@ use ipnet::IpNet;
 use portwarden_netlink::nftables::{ChainKind, Expr, Hook};
 
 use crate::chains::{BaseChain, Chains, RuleContext};
-use crate::expressions::{masquerade, not_in_set, not_to_this_host, rule, translated};
+use crate::expressions::{
+    jump, masquerade, new_connection, not_in_set, not_to_this_host, not_translated, rule, translated,
+};
 use crate::sets::SetId;
 
 /// Before the kernel looks for the connection of a packet. kube-proxy, when it takes over the table, empties and later removes chains that it
@@ -25,6 +29,12 @@ pub(crate) fn add_rules(context: &RuleContext<'_>, chains: &mut Chains) {
             .map(|pods| rule![pods, not_to_a_service(context), not_to_the_node(context), Expr::Notrack]);
         chains.set(CHAIN.0, rule.into_iter().collect());
     }
+}
+
+/// What the forward hook does otherwise: checks connections that were not translated. Chains of type nat see only the first packet of a connection, and no
+/// packet that is not tracked.
+pub(crate) fn forward_checks() -> Vec<Expr> {
+    rule![new_connection(), not_translated(), not_to_this_host(), jump("checks")]
 }
 
 /// Costs something for each packet, so it is left out where cluster addresses cannot be in the range of the pods.
