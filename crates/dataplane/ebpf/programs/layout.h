@@ -10,8 +10,7 @@ struct address {
 
 /*
  * The table of frontends, `services`: a hash table with linear probing in an array, so that a lookup reads one cache line and nothing is allocated or
- * freed under a reader. Entry 0 holds the seed of the hash in its first 8 bytes. A key is at the index that its hash gives, or at one of the
- * MAX_PROBES - 1 after it; no entry of an older key in between is ever ENTRY_FREE.
+ * freed under a reader. A key is at the index that its hash gives, or at one of the MAX_PROBES - 1 after it; no entry in between is ENTRY_FREE.
  */
 #define MAX_PROBES 64
 #define ENTRY_FREE 0
@@ -30,15 +29,25 @@ struct service {
 	/* Bits 0-31 index of the pool, bits 32-63 seconds for which a client keeps its endpoint: together, so that they change at once. */
 	__u64 target;
 };
+
+/* Entry 0 is not a frontend: it describes the table. A small part is in use until it is full, so that a few thousand frontends are on few pages. */
+struct table_head {
+	__u64 seed;
+	__u64 reserved[2];
+	/* The part in use. Bits 0-31 number of different values of the hash, bits 32-63 first entry: together, so that they change at once. */
+	__u64 part;
+};
+
 #define COUNTER_MASK 0x7fffffff
 /* In place of a pool. 0 leaves connections alone: the entry is being written or removed. */
 #define REFUSED_POOL 0xffffffff
 
-/* The pool that a frontend at an index has if it is free: a program reads both at the same time. */
+/* The pool that a frontend at an index of the part in use gets if it is free: a program reads both at the same time. */
 #define POOL_BESIDE(index) (((index) >> 1) + 1)
 
-/* One step of the hash of address, port and protocol. */
+/* The hash of address, port and protocol: one multiplication for each word, and another one at the end. Its upper half is used. */
 #define HASH_MULTIPLIER 0x9e3779b97f4a7c15ull
+#define HASH_LAST_MULTIPLIER 0xd6e8feb86659fd93ull
 
 /*
  * A pool is one word, so that it changes at once:

@@ -121,8 +121,6 @@ const volatile __u32 can_set_error = 0;
 const volatile __u64 node_namespace = 0;
 /* Whether only the namespaces listed in the map are served. */
 const volatile __u32 listed_namespaces_only = 0;
-/* How many values the hash of a frontend has. */
-const volatile __u32 hash_values = 1;
 /* How many counters each processor has. */
 const volatile __u32 counters_per_processor = 0;
 
@@ -164,7 +162,7 @@ struct frontend {
 	__u32 pool;
 	__u32 affinity;
 	__u32 counter;
-	/* Where it is in the table. */
+	/* Where it is in the part of the table that is in use. */
 	__u32 index;
 };
 
@@ -179,14 +177,16 @@ INLINE struct frontend search(const struct address *address, __u32 port_word)
 {
 	struct frontend none = {};
 	__u32 index = 0;
-	struct service *head = bpf_map_lookup_elem(&services, &index);
+	struct table_head *head = bpf_map_lookup_elem(&services, &index);
 	if (!head)
 		return none;
-	__u64 hash = *(__u64 *)&head->address;
+	__u64 hash = head->seed;
 	hash = mix(hash, (__u64)address->word[1] << 32 | address->word[0]);
 	hash = mix(hash, (__u64)address->word[3] << 32 | address->word[2]);
-	hash = mix(hash, port_word);
-	index = 1 + (__u32)(((hash & 0xffffffff) * hash_values) >> 32);
+	hash = mix(hash, port_word) * HASH_LAST_MULTIPLIER;
+	__u64 part = *(volatile __u64 *)&head->part;
+	__u32 first = (__u32)(part >> 32);
+	index = first + (__u32)(((hash >> 32) * (__u32)part) >> 32);
 #pragma clang loop unroll(disable)
 	for (int probe = 0; probe < MAX_PROBES; probe++) {
 		struct service *service = bpf_map_lookup_elem(&services, &index);
@@ -199,7 +199,7 @@ INLINE struct frontend search(const struct address *address, __u32 port_word)
 				.pool = (__u32)target,
 				.affinity = (__u32)(target >> 32),
 				.counter = service->counter & COUNTER_MASK,
-				.index = index,
+				.index = index - first,
 			};
 			return frontend;
 		}
@@ -351,9 +351,8 @@ INLINE struct connection *place_of(__u64 cookie)
 }
 
 /* Writes a TCP connection to the place of its socket. Returns 0 if another socket has it. */
-INLINE int occupy_place(__u64 cookie, const struct destination *destination)
+INLINE int occupy_place(struct connection *place, __u64 cookie, const struct destination *destination)
 {
-	struct connection *place = place_of(cookie);
 	if (!place)
 		return 0;
 	bpf_spin_lock(&place->lock);
@@ -388,8 +387,6 @@ INLINE void forget_storage(struct bpf_sock *socket)
 
 INLINE void remember_connection(struct bpf_sock_addr *ctx, struct bpf_sock *socket, const struct destination *destination)
 {
-	if (ctx->protocol == IPPROTO_TCP && occupy_place(bpf_get_socket_cookie(ctx), destination))
-		return;
 	struct connected_socket *state = bpf_sk_storage_get(&connected_sockets, socket, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!state)
 		return;
@@ -410,13 +407,22 @@ INLINE void remember_connection(struct bpf_sock_addr *ctx, struct bpf_sock *sock
 INLINE int translate_connection(struct bpf_sock_addr *ctx, struct destination *destination)
 {
 	struct bpf_sock *socket = ctx->sk;
+	__u64 cookie = 0, occupant = 0;
+	struct connection *place = 0;
+	if (ctx->protocol == IPPROTO_TCP) {
+		cookie = bpf_get_socket_cookie(ctx);
+		place = place_of(cookie);
+		/* Read early, so that the processor waits for this cache line and for that of the frontend at the same time. */
+		if (place)
+			occupant = *(volatile __u64 *)&place->cookie;
+	}
 	struct frontend frontend = {};
 	if (is_served(ctx))
 		frontend = find_frontend(ctx, destination);
 	if (!frontend.pool) {
 		/* An earlier connection of the same socket may have left something. */
-		if (ctx->protocol == IPPROTO_TCP)
-			leave_place(bpf_get_socket_cookie(ctx));
+		if (place && occupant == cookie)
+			*(volatile __u64 *)&place->cookie = 0;
 		if (socket)
 			forget_storage(socket);
 		return PASS;
@@ -433,7 +439,7 @@ INLINE int translate_connection(struct bpf_sock_addr *ctx, struct destination *d
 		if (ctx->protocol == IPPROTO_UDP && !backend->has_datagram_sockets)
 			backend->has_datagram_sockets = 1;
 	}
-	if (socket)
+	if (socket && !occupy_place(place, cookie, destination))
 		remember_connection(ctx, socket, destination);
 	count(&frontend, 0);
 	return TRANSLATED;

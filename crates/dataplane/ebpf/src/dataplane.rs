@@ -241,6 +241,10 @@ impl Dataplane for Ebpf {
         let first = !self.families[family].synced;
         self.families[family].node = Some(desired.node.clone());
         let names = self.names(desired, changes);
+        if first {
+            let frontends = desired.ports().map(|port| port.frontends.len()).sum::<usize>();
+            self.tables.services.reserve(frontends * self.options.families.len());
+        }
         let mut report = self.write(family, &names, now);
         report.full = changes.full;
         if changes.full || first {

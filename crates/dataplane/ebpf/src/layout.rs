@@ -31,15 +31,17 @@ impl Key {
 
     /// The hash as the programs compute it.
     pub(crate) fn hash(&self, seed: u64) -> u32 {
-        /// `HASH_MULTIPLIER` of the programs.
+        /// `HASH_MULTIPLIER` and `HASH_LAST_MULTIPLIER` of the programs.
         const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+        const LAST_MULTIPLIER: u64 = 0xd6e8_feb8_6659_fd93;
         let [a, b, c, d] = self.address.map(u64::from);
         let mix = |hash: u64, word: u64| {
             let hash = (hash ^ word).wrapping_mul(MULTIPLIER);
             hash ^ hash >> 32
         };
         let hash = [b << 32 | a, d << 32 | c, u64::from(self.port_word)].into_iter().fold(seed, mix);
-        u32::try_from(hash & u64::from(u32::MAX)).unwrap_or(0)
+        let [_, upper] = halves_of_word(hash.wrapping_mul(LAST_MULTIPLIER));
+        upper
     }
 
     #[cfg(test)]
@@ -139,17 +141,37 @@ impl ServiceCell {
         self.port_word.store(0, PUBLISH);
     }
 
-    /// The seed of the table's hash, which its first cell holds. 0 if there is none yet.
-    pub(crate) fn seed(&self) -> u64 {
-        let [low, high] = [&self.address[0], &self.address[1]].map(|word| word.load(Ordering::Relaxed));
-        u64::from(high) << 32 | u64::from(low)
+    /// What the first cell of the table holds.
+    pub(crate) fn head(&self) -> TableHead {
+        let [low, high, ..] = self.address.each_ref().map(|word| word.load(Ordering::Relaxed));
+        let [hash_values, first] = halves_of_word(self.target.load(Ordering::Relaxed));
+        TableHead { seed: u64::from(high) << 32 | u64::from(low), part: TablePart { first, hash_values } }
     }
 
-    pub(crate) fn set_seed(&self, seed: u64) {
-        for (word, half) in self.address.iter().zip(halves_of_word(seed)) {
-            word.store(half, PUBLISH);
+    pub(crate) fn set_head(&self, head: TableHead) {
+        for (word, value) in self.address.iter().zip(halves_of_word(head.seed)) {
+            word.store(value, PUBLISH);
         }
+        self.target.store(u64::from(head.part.first) << 32 | u64::from(head.part.hash_values), PUBLISH);
     }
+}
+
+/// What describes the table of frontends, in place of its first frontend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TableHead {
+    /// 0 if the table is new.
+    pub(crate) seed: u64,
+    /// The part that is in use.
+    pub(crate) part: TablePart,
+}
+
+/// A part of the table of frontends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TablePart {
+    /// Its first cell.
+    pub(crate) first: u32,
+    /// The number of different values of the hash.
+    pub(crate) hash_values: u32,
 }
 
 /// The lower and the upper half.
@@ -454,11 +476,15 @@ mod tests {
         assert_eq!(cell.get(), Some((key, refused)));
         cell.remove();
         assert!(!cell.is_free() && cell.is_removed() && cell.get().is_none());
-        assert_eq!((cell.target.load(Ordering::Relaxed), cell.seed()), (0, 0), "nothing of it is left");
+        let nothing = TableHead { seed: 0, part: TablePart { first: 0, hash_values: 0 } };
+        assert_eq!(cell.head(), nothing, "nothing of it is left");
         cell.free();
         assert!(cell.is_free());
-        cell.set_seed(0x0123_4567_89ab_cdef);
-        assert_eq!(cell.seed(), 0x0123_4567_89ab_cdef);
+        let part = TablePart { first: 0x0f1e_2d3c, hash_values: 0x4b5a_6978 };
+        let head = TableHead { seed: 0x0123_4567_89ab_cdef, part };
+        cell.set_head(head);
+        assert_eq!(cell.head(), head);
+        assert!(cell.is_free(), "a search ends here");
     }
 
     #[test]

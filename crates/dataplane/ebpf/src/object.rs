@@ -87,7 +87,6 @@ fn load_object(
     let node_namespace = features.node_namespace.unwrap_or(0);
     let listed_namespaces_only = u32::from(listed_namespaces_only);
     let counters_per_processor = sizes.counters();
-    let hash_values = ServiceTable::hash_values(sizes.frontends);
     let paths = MAPS.map(|map| (map, directory.join(map)));
     let mut loader = EbpfLoader::new();
     loader
@@ -96,7 +95,6 @@ fn load_object(
         .override_global("node_namespace", &node_namespace, true)
         .override_global("listed_namespaces_only", &listed_namespaces_only, true)
         .override_global("counters_per_processor", &counters_per_processor, true)
-        .override_global("hash_values", &hash_values, true)
         .map_max_entries("services", ServiceTable::cells(sizes.frontends))
         .map_max_entries("pools", ServiceTable::pools(sizes.frontends))
         .map_max_entries("slots", sizes.slots())

@@ -2,24 +2,32 @@
 //!
 //! The map itself is the only copy. An entry never moves. One that is removed rests before another frontend gets it, so that a program which has just found it
 //! does not read what belongs to the other; until then, and as long as entries follow it, searches go on behind it.
+//!
+//! The table has two parts, of which one is in use. Most clusters never leave the small one, and a program then finds frontends and pools on few pages of
+//! memory. When it is half full, everything is written to the large one, and then the programs look there.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
+use std::ops::Range;
 use std::time::Instant;
 
-use crate::layout::{Key, Record, ServiceCell};
+use crate::layout::{Key, Record, ServiceCell, TableHead, TablePart};
 use crate::pools::{Full, REST};
 use crate::sys::Mapping;
 
 /// `MAX_PROBES` of the programs: a frontend is at most so many entries away from where its hash leads, that one included.
-pub(crate) const MAX_PROBES: usize = 64;
+const MAX_PROBES: u32 = 64;
+
+/// The number of hash values of the small part. At most half of them are in use, so that searches are short.
+const SMALL: u32 = 1 << 14;
 
 /// The frontends of both families.
 #[derive(Debug)]
 pub(crate) struct ServiceTable {
-    /// The first one holds the seed.
+    /// The first one describes the table.
     cells: Mapping<ServiceCell>,
-    seed: u64,
+    head: TableHead,
+    large: TablePart,
     /// How many frontends may be in use, and are.
     limit: usize,
     used: usize,
@@ -28,56 +36,71 @@ pub(crate) struct ServiceTable {
     is_resting: Vec<bool>,
 }
 
+/// The small and the large part of a table for so many frontends. The small one is empty where the large one would be no larger.
+fn parts(frontends: u32) -> [TablePart; 2] {
+    let large = frontends.saturating_mul(2);
+    let small = TablePart { first: 1, hash_values: if large > SMALL { SMALL } else { 0 } };
+    [small, TablePart { first: small.end(), hash_values: large }]
+}
+
+impl TablePart {
+    /// The cell behind the last one.
+    fn end(self) -> u32 {
+        let cells = if self.hash_values == 0 { 0 } else { self.hash_values.saturating_add(MAX_PROBES - 1) };
+        self.first.saturating_add(cells)
+    }
+
+    fn range(self) -> Range<usize> {
+        self.first as usize..self.end() as usize
+    }
+}
+
 impl ServiceTable {
-    /// The number of cells of a table for so many frontends: twice as many values of the hash, so that searches are short.
+    /// The number of cells of a table for so many frontends.
     pub(crate) fn cells(frontends: u32) -> u32 {
-        let probes = u32::try_from(MAX_PROBES).unwrap_or(u32::MAX);
-        Self::hash_values(frontends).saturating_add(probes)
+        let [_, large] = parts(frontends);
+        large.end()
     }
 
-    /// The number of different values of the hash.
-    pub(crate) fn hash_values(frontends: u32) -> u32 {
-        frontends.saturating_mul(2)
-    }
-
-    /// The number of pools: each frontend may have one, and each cell has one beside it.
+    /// The number of pools: each frontend may have one, and each cell of a part has one beside it.
     pub(crate) fn pools(frontends: u32) -> u32 {
-        Self::pool_beside(Self::cells(frontends) as usize)
-    }
-
-    /// `POOL_BESIDE` of the programs: a frontend at this index finds this pool faster than others.
-    fn pool_beside(index: usize) -> u32 {
-        u32::try_from(index / 2 + 1).unwrap_or(u32::MAX)
+        let [_, large] = parts(frontends);
+        pool_beside(large.end() - large.first)
     }
 
     /// A table that is new, or one that an earlier process has left. `frontends` is how many it may hold.
     pub(crate) fn open(cells: Mapping<ServiceCell>, frontends: u32) -> Self {
-        let mut seed = cells[0].seed();
-        if seed == 0 {
-            // Objects in the cluster cannot be chosen so that they collide. It must not be 0, which stands for no seed.
-            seed = RandomState::new().hash_one(0) | 1;
-            cells[0].set_seed(seed);
+        let [small, large] = parts(frontends);
+        let mut head = cells[0].head();
+        if head.seed == 0 || (head.part != large && (head.part != small || small.hash_values == 0)) {
+            // It is not known to those who create objects in the cluster, so they cannot choose some that collide. 0 stands for a new table.
+            let seed = RandomState::new().hash_one(0) | 1;
+            head = TableHead { seed, part: if small.hash_values == 0 { large } else { small } };
+            cells[0].set_head(head);
         }
-        let mut used = 0;
-        for cell in &cells[1..] {
-            used += usize::from(cell.get().is_some());
-            if cell.is_removed() {
-                // The earlier process may have ended before it had removed all of it.
-                cell.remove();
-            }
+        if head.part != large {
+            // The earlier process may have ended before it used this part.
+            cells[large.range()].iter().for_each(ServiceCell::free);
         }
+        // Or before it had removed all of an entry.
+        cells[head.part.range()].iter().filter(|cell| cell.is_removed()).for_each(ServiceCell::remove);
         let is_resting = vec![false; cells.len()];
-        ServiceTable { cells, seed, limit: frontends as usize, used, resting: VecDeque::new(), is_resting }
+        let limit = frontends as usize;
+        let mut table =
+            ServiceTable { cells, head, large, limit, used: 0, resting: VecDeque::new(), is_resting };
+        table.used = table.iter().count();
+        table
     }
 
     /// All frontends.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Key, Record)> {
-        self.cells[1..].iter().filter_map(ServiceCell::get)
+        self.cells[self.head.part.range()].iter().filter_map(ServiceCell::get)
     }
 
     /// The pool that a frontend finds fastest.
     pub(crate) fn preferred_pool(&self, key: Key) -> Option<u32> {
-        self.index_for(key).ok().map(Self::pool_beside)
+        let index = u32::try_from(self.index_for(key).ok()?).ok()?;
+        Some(pool_beside(index - self.head.part.first))
     }
 
     /// Adds a frontend, or changes its record.
@@ -89,7 +112,16 @@ impl ServiceTable {
         if self.used >= self.limit {
             return Err(Full::Frontends);
         }
-        self.cells[self.index_for(key)?].fill(key, record);
+        self.reserve(self.used + 1);
+        let index = match self.index_for(key) {
+            Ok(index) => index,
+            // Too many entries around rest or collide.
+            Err(_) => {
+                self.use_large_part()?;
+                self.index_for(key)?
+            }
+        };
+        self.cells[index].fill(key, record);
         self.used += 1;
         Ok(())
     }
@@ -106,25 +138,58 @@ impl ServiceTable {
         found.inspect(|index| self.remove_at(*index, now)).is_some()
     }
 
-    /// Restores the seed, and removes frontends that no search finds or that are not `ours`: another process has written them. Returns the number of repairs.
+    /// What the table says about a frontend.
+    pub(crate) fn get(&self, key: Key) -> Option<Record> {
+        self.cells[self.index_of(key)?].get().map(|(_, record)| record)
+    }
+
+    /// Makes sure that the part in use is large enough for so many frontends. Pools that were made before are no longer beside their frontends, so it is
+    /// best to know the number beforehand.
+    pub(crate) fn reserve(&mut self, frontends: usize) {
+        if frontends * 2 > self.head.part.hash_values as usize {
+            // Where that cannot be, searches are longer.
+            let _ = self.use_large_part();
+        }
+    }
+
+    /// Restores the table's head, and removes frontends that no search finds or that are not `ours`: another process has written them. Returns the number of
+    /// repairs.
     pub(crate) fn repair(&mut self, ours: impl Fn(Key) -> bool, now: Instant) -> usize {
-        let seed_differs = self.cells[0].seed() != self.seed;
-        if seed_differs {
-            self.cells[0].set_seed(self.seed);
+        let head_differs = self.cells[0].head() != self.head;
+        if head_differs {
+            self.cells[0].set_head(self.head);
         }
         let is_stray = |index: &usize| {
             let found = self.cells[*index].get();
             found.is_some_and(|(key, _)| !ours(key) || self.index_of(key) != Some(*index))
         };
-        let stray: Vec<usize> = (1..self.cells.len()).filter(is_stray).collect();
-        stray.iter().for_each(|index| self.remove_at(*index, now));
+        let strays: Vec<usize> = self.head.part.range().filter(is_stray).collect();
+        strays.iter().for_each(|index| self.remove_at(*index, now));
         self.used = self.iter().count();
-        stray.len() + usize::from(seed_differs)
+        strays.len() + usize::from(head_differs)
     }
 
-    /// What the table says about a frontend.
-    pub(crate) fn get(&self, key: Key) -> Option<Record> {
-        self.cells[self.index_of(key)?].get().map(|(_, record)| record)
+    /// Writes everything to the large part, and then lets the programs look there. Those that are just searching still find everything in the small one, which
+    /// nothing changes any more.
+    fn use_large_part(&mut self) -> Result<(), Full> {
+        let before = self.head;
+        if before.part == self.large {
+            return Err(Full::Frontends);
+        }
+        let all: Vec<(Key, Record)> = self.iter().collect();
+        self.head.part = self.large;
+        for (key, record) in all {
+            match self.index_for(key) {
+                Ok(index) => self.cells[index].fill(key, record),
+                Err(full) => {
+                    self.cells[self.large.range()].iter().for_each(ServiceCell::free);
+                    self.head = before;
+                    return Err(full);
+                }
+            }
+        }
+        self.cells[0].set_head(self.head);
+        Ok(())
     }
 
     /// Where a frontend is.
@@ -136,7 +201,7 @@ impl ServiceTable {
     fn index_for(&self, key: Key) -> Result<usize, Full> {
         let first = self.first_index(key);
         let mut available = None;
-        for index in first..first + MAX_PROBES {
+        for index in first..first + MAX_PROBES as usize {
             match self.cells[index].get() {
                 Some((found, _)) if found == key => return Ok(index),
                 None if !self.is_resting[index] => available = available.or(Some(index)),
@@ -151,9 +216,9 @@ impl ServiceTable {
 
     /// Where a search starts.
     fn first_index(&self, key: Key) -> usize {
-        let values = (self.cells.len() - MAX_PROBES) as u64;
-        let scaled = (u64::from(key.hash(self.seed)) * values) >> 32;
-        1 + usize::try_from(scaled).unwrap_or(0)
+        let TableHead { seed, part } = self.head;
+        let scaled = (u64::from(key.hash(seed)) * u64::from(part.hash_values)) >> 32;
+        part.first as usize + usize::try_from(scaled).unwrap_or(0)
     }
 
     fn remove_at(&mut self, index: usize, now: Instant) {
@@ -170,16 +235,23 @@ impl ServiceTable {
         {
             self.resting.pop_front();
             self.is_resting[index] = false;
+            let part = self.head.part.range();
             let mut last = index;
-            while self.cells[last].is_removed()
+            while part.contains(&last)
+                && self.cells[last].is_removed()
                 && !self.is_resting[last]
-                && self.cells.get(last + 1).is_none_or(ServiceCell::is_free)
+                && (last + 1 == part.end || self.cells[last + 1].is_free())
             {
                 self.cells[last].free();
                 last -= 1;
             }
         }
     }
+}
+
+/// `POOL_BESIDE` of the programs: a frontend at this index of the part in use finds this pool faster than others.
+fn pool_beside(index: u32) -> u32 {
+    index / 2 + 1
 }
 
 #[cfg(test)]
@@ -193,9 +265,13 @@ mod tests {
 
     use super::*;
 
+    /// With a seed that is not random, so that a test always does the same.
     fn table(frontends: u32) -> ServiceTable {
         let cells = Mapping::anonymous(ServiceTable::cells(frontends) as usize).unwrap();
-        ServiceTable::open(cells, frontends)
+        let mut table = ServiceTable::open(cells, frontends);
+        table.head.seed = 0x0123_4567_89ab_cdef;
+        table.cells[0].set_head(table.head);
+        table
     }
 
     fn key(number: u16) -> Key {
@@ -211,7 +287,7 @@ mod tests {
     /// What a program finds: it knows nothing but the cells.
     fn lookup(table: &ServiceTable, key: Key) -> Option<Record> {
         let first = table.first_index(key);
-        let probed = table.cells[first..][..MAX_PROBES].iter().take_while(|cell| !cell.is_free());
+        let probed = table.cells[first..][..MAX_PROBES as usize].iter().take_while(|cell| !cell.is_free());
         probed.filter_map(ServiceCell::get).find(|(found, _)| *found == key).map(|(_, record)| record)
     }
 
@@ -229,6 +305,12 @@ mod tests {
             assert!(table.remove(key(0), now) && !table.remove(key(0), now));
             assert_eq!(table.insert(key(9999), record(1), now + REST), Ok(()));
         }
+    }
+
+    #[test]
+    fn every_table_has_a_seed_of_its_own() {
+        let seeds = [(); 2].map(|()| ServiceTable::open(Mapping::anonymous(100).unwrap(), 8).head.seed);
+        assert!(seeds[0] != seeds[1] && !seeds.contains(&0), "{seeds:?}");
     }
 
     #[test]
@@ -260,7 +342,7 @@ mod tests {
         }
         before.remove(key(7), now);
         let mut after = ServiceTable::open(before.cells, 100);
-        assert_eq!(after.seed, before.seed);
+        assert_eq!(after.head, before.head);
         for number in (0..100).filter(|number| *number != 7) {
             assert_eq!(after.get(key(number)), Some(record(number.into())));
         }
@@ -285,25 +367,64 @@ mod tests {
         let foreign = table.first_index(key(500));
         let foreign = (foreign..).find(|index| table.cells[*index].is_free()).unwrap();
         table.cells[foreign].fill(key(500), record(1));
-        table.cells[0].set_seed(1);
-        assert_eq!(table.repair(|key| key != self::key(500), now), 3);
-        assert_eq!(table.cells[0].seed(), table.seed);
-        assert_eq!((table.get(key(3)), table.get(key(500))), (None, None));
-        assert_eq!(table.insert(key(3), record(3), now), Ok(()), "there is room for it again");
+        table.cells[0].set_head(TableHead { seed: 1, ..table.head });
+        // Searches for others may have passed the entry that is gone.
+        assert!(table.repair(|key| key != self::key(500), now) >= 3);
+        assert_eq!((table.cells[0].head(), table.get(key(3)), table.get(key(500))), (table.head, None, None));
+        for number in 0..100 {
+            table.insert(key(number), record(number.into()), now + REST).unwrap();
+        }
+        for number in 0..100 {
+            assert_eq!(lookup(&table, key(number)), Some(record(number.into())));
+        }
+        assert_eq!((table.repair(|_| true, now), table.used), (0, 100));
     }
 
     #[test]
-    fn a_full_table_of_the_default_size_has_room_for_every_frontend() {
-        let now = Instant::now();
-        let mut table = table(1 << 17);
-        let mut farthest = 0;
-        for number in 0..1_u32 << 17 {
+    fn a_table_of_the_default_size_has_room_for_every_frontend() {
+        const FRONTENDS: u32 = 1 << 17;
+        let many = |number: u32| {
             let [_, b, c, d] = number.to_be_bytes();
-            let key = Key::new(SocketAddr::from(([10, 96 + b, c, d], 443)), Protocol::Tcp);
-            table.insert(key, record(number), now).unwrap();
-            farthest = farthest.max(table.index_of(key).unwrap() - table.first_index(key));
+            Key::new(SocketAddr::from(([10, 96 + b, c, d], 443)), Protocol::Tcp)
+        };
+        let now = Instant::now();
+        for known in [0, FRONTENDS as usize] {
+            let mut table = table(FRONTENDS);
+            assert_eq!(table.head.part.hash_values, SMALL, "it starts small");
+            table.reserve(known);
+            for number in 0..FRONTENDS {
+                table.insert(many(number), record(number), now).unwrap();
+            }
+            assert_eq!(table.head.part.hash_values, FRONTENDS * 2, "all of it is in use");
+            for number in 0..FRONTENDS {
+                assert_eq!(lookup(&table, many(number)), Some(record(number)));
+            }
+            assert_eq!(table.iter().count(), FRONTENDS as usize);
+            let after = ServiceTable::open(table.cells, FRONTENDS);
+            assert_eq!((after.head, after.used), (table.head, FRONTENDS as usize));
         }
-        assert!(farthest < MAX_PROBES, "{farthest}");
+    }
+
+    #[test]
+    fn a_process_that_ends_while_the_table_grows_leaves_it_as_it_was() {
+        let now = Instant::now();
+        let mut before = table(SMALL);
+        for number in 0..100 {
+            before.insert(key(number), record(number.into()), now).unwrap();
+        }
+        let small = before.head;
+        before.use_large_part().unwrap();
+        assert_eq!(before.use_large_part(), Err(Full::Frontends), "there is no larger one");
+        before.cells[0].set_head(small);
+        let mut after = ServiceTable::open(before.cells, SMALL);
+        assert_eq!((after.head, after.used), (small, 100));
+        assert!(after.cells[after.large.range()].iter().all(ServiceCell::is_free));
+        after.insert(key(100), record(100), now).unwrap();
+        after.reserve(SMALL as usize);
+        assert_eq!(after.head.part, after.large);
+        for number in 0..=100 {
+            assert_eq!(lookup(&after, key(number)), Some(record(number.into())));
+        }
     }
 
     #[derive(Debug, Clone)]

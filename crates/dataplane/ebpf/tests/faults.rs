@@ -103,6 +103,52 @@ fn frontends_that_do_not_fit_are_served_by_nftables() -> Result<()> {
 }
 
 #[test]
+fn the_table_of_frontends_grows_while_connections_are_made() -> Result<()> {
+    const MANY: u16 = 8_300;
+    let sizes = Sizes { endpoints: 256, frontends: 16_384, counted_ports: 16 };
+    let mut node = Node::with("grows", |options| options.sizes = sizes)?;
+    node.topology.pod(0).serve(Transport::Tcp, 8080)?;
+    for number in 10..20 {
+        node.apply(numbered(number), &format!("web-{number}"), &port(8080), &[0]);
+    }
+    node.sync()?;
+    let client = node.topology.pod(1).namespace().clone();
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let load = std::thread::spawn(move || -> Result<u32> {
+        let _inside = client.enter()?;
+        let mut count = 0;
+        while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+            let number = u8::try_from(10 + count % 10)?;
+            std::net::TcpStream::connect(target(number)).with_context(|| format!("connection {count}"))?;
+            count += 1;
+        }
+        Ok(count)
+    });
+    let address = |number: u16| {
+        let [high, low] = number.to_be_bytes();
+        std::net::Ipv4Addr::from([203, 0, high, low])
+    };
+    let many =
+        (0..MANY).fold(numbered(30), |service, number| service.external_ip(address(number).to_string()));
+    node.apply(many, "web-30", &port(8080), &[0]);
+    let report = node.sync()?;
+    ensure!(report.refused.is_empty() && report.written > usize::from(MANY), "{report:?}");
+    stop.send(())?;
+    let count = load.join().expect("the load did not panic")?;
+    ensure!(count > 50, "only {count} connections");
+    for number in [0, 1, MANY / 2, MANY - 1] {
+        let to = SocketAddr::from((address(number), 80));
+        ensure!(node.topology.pod(1).probe().tcp(to)?.is_answered(), "{to} does not answer");
+    }
+    ensure!(answers(node.topology.pod(1), 12)? && !flows(&node, 12)?, "it is still served by the programs");
+    let report = node.full_sync().map_err(|error| anyhow::anyhow!("{error}"))?;
+    ensure!(report.written == 0, "{report:?}");
+    let written = node.start()?.written;
+    ensure!(written == 9, "a restart replaces the programs and nothing else, but wrote {written} times");
+    Ok(())
+}
+
+#[test]
 fn pins_that_are_removed_come_back() -> Result<()> {
     let mut node = Node::new("pins")?;
     node.topology.pod(0).serve(Transport::Tcp, 8080)?;
