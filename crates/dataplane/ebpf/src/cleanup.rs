@@ -33,8 +33,8 @@ pub fn is_attached(pin_directory: &Path) -> bool {
 
 /// Removes the maps of other versions and sizes, which no program uses any more.
 pub(crate) fn remove_other_maps(options: &Options) {
-    let own = options.map_directory();
-    for directory in map_directories(&options.pin_directory).filter(|directory| *directory != own) {
+    let own = [options.table_directory(), options.socket_directory()];
+    for directory in map_directories(&options.pin_directory).filter(|directory| !own.contains(directory)) {
         if let Err(error) = remove_tree(&directory) {
             debug!(err = %error, "Cannot remove maps of an earlier version");
         }
@@ -43,9 +43,8 @@ pub(crate) fn remove_other_maps(options: &Options) {
 
 fn map_directories(pin_directory: &Path) -> impl Iterator<Item = std::path::PathBuf> {
     let entries = fs::read_dir(pin_directory).into_iter().flatten().flatten();
-    entries
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with("maps-v"))
-        .map(|entry| entry.path())
+    let is_ours = |name: &str| name.starts_with("maps-v") || name.starts_with("sockets-v");
+    entries.filter(move |entry| is_ours(&entry.file_name().to_string_lossy())).map(|entry| entry.path())
 }
 
 fn remove_tree(path: &Path) -> Result<bool, Error> {

@@ -45,6 +45,8 @@ pub struct Ebpf {
     monitor: RouteMonitor,
     stale_sockets: StaleSockets,
     map_pins: MapPins,
+    /// The tables were empty when this process started, but sockets may be older.
+    new_tables: bool,
     /// When to look next whether everything is attached and pinned; `None` until it was.
     check_due: Option<Instant>,
 }
@@ -69,14 +71,12 @@ impl Ebpf {
     pub fn new(options: Options, counters: ServiceCounters) -> Result<Self, Error> {
         // Checked now, so that a wrong setting ends the start and not a sync.
         let cgroup = Cgroup::open(options.cgroup.as_deref())?;
-        let directory = options.map_directory();
-        create_pin_directory(&options)?;
+        create_pin_directories(&options)?;
         let cookies = CookieReader::new(&cgroup);
         let features = Features::probe(cookies.as_ref().ok());
         let processors = processors()?;
-        let listed_only = options.namespaces.is_some();
-        let programs = object::load(&directory, options.sizes, processors, features, listed_only)?;
-        let maps = Maps::open(&directory, options.sizes, processors)?;
+        let programs = object::load(&options, processors, features)?;
+        let maps = Maps::open(&options, processors)?;
         for path in options.namespaces.iter().flatten() {
             let unknown = |error: &io::Error| Error::NamespaceCookie(io::Error::other(error.to_string()));
             let cookie = cookies.as_ref().map_err(unknown)?.of(path)?;
@@ -87,6 +87,7 @@ impl Ebpf {
         let earlier = Earlier::take_over(&maps.services, &mut pools);
         counters.start(maps.counters, earlier.counters());
         Ok(Ebpf {
+            new_tables: earlier.is_empty(),
             tables: Tables {
                 services: maps.services,
                 affinities: maps.affinities,
@@ -103,7 +104,7 @@ impl Ebpf {
             monitor: RouteMonitor::open().map_err(Error::Addresses)?,
             addresses: node_addresses()?,
             stale_sockets: StaleSockets::new(maps.datagram_peers, options.namespaces.clone()),
-            map_pins: MapPins::open(directory)?,
+            map_pins: MapPins::open(&options)?,
             check_due: None,
             options,
         })
@@ -256,6 +257,9 @@ impl Dataplane for Ebpf {
                 Ok(attached) => report.written += attached,
                 Err(error) => return Err(SyncError { report, ..SyncError::from(error) }),
             }
+            if all && std::mem::take(&mut self.new_tables) {
+                self.stale_sockets.follow_new_tables(&self.tables.pools);
+            }
         }
         Ok(report)
     }
@@ -305,7 +309,7 @@ fn node_addresses() -> Result<Vec<IpAddr>, Error> {
     Ok(all)
 }
 
-fn create_pin_directory(options: &Options) -> Result<(), Error> {
+fn create_pin_directories(options: &Options) -> Result<(), Error> {
     let path = &options.pin_directory;
     // The directory itself may be missing, but not the file system below it.
     let existing = path.ancestors().find(|ancestor| ancestor.exists());
@@ -313,5 +317,6 @@ fn create_pin_directory(options: &Options) -> Result<(), Error> {
     if kind != Some(BPF_FS_MAGIC) {
         return Err(Error::NotBpfFileSystem { path: path.clone() });
     }
-    create_directory(&options.map_directory())
+    create_directory(&options.table_directory())?;
+    create_directory(&options.socket_directory())
 }

@@ -7,8 +7,12 @@ use portwarden_model::{Family, Protocol};
 
 use crate::sys::PUBLISH;
 
-/// Changes whenever a map's layout does. It is part of the pin directory's name, so that a new version never reads what an old one wrote.
-pub(crate) const VERSION: u32 = 3;
+/// Changes whenever the layout of a table does. It is part of the pin directory's name, so that a new version never reads what an old one wrote.
+pub(crate) const TABLES_VERSION: u32 = 3;
+
+/// Changes whenever the layout of what is remembered for sockets does. Sockets live long, so this should be rare: until they are closed, they would show
+/// their endpoints, and UDP sockets would stay connected to endpoints that left.
+pub(crate) const SOCKETS_VERSION: u32 = 1;
 
 /// A frontend in the map `services`: address, port and protocol, as words of the programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -315,8 +319,7 @@ impl BackendCell {
         self.has_datagram_sockets.load(Ordering::Relaxed) != 0
     }
 
-    /// What the program does when a UDP socket connects.
-    #[cfg(test)]
+    /// A UDP socket is connected to it. The programs note that when it connects.
     pub(crate) fn note_datagram_socket(&self) {
         self.has_datagram_sockets.store(1, Ordering::Relaxed);
     }
@@ -401,6 +404,12 @@ pub(crate) struct PoolEndpoint {
     /// The number of its backend.
     pub(crate) backend: u32,
     pub(crate) address: SocketAddr,
+}
+
+/// The same value of the map `datagram_peers` with another backend.
+pub(crate) fn with_backend(mut value: [u8; PEER_SIZE], backend: u32) -> [u8; PEER_SIZE] {
+    value[PEER_SIZE - 4..].copy_from_slice(&backend.to_ne_bytes());
+    value
 }
 
 /// The endpoint in a value of the map `datagram_peers`.

@@ -1,12 +1,11 @@
 //! The maps that user space reads and writes.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 
 use crate::counters::CounterArray;
 use crate::error::Error;
 use crate::layout::{AFFINITY_SIZE, PEER_SIZE};
-use crate::options::Sizes;
+use crate::options::Options;
 use crate::pools::PoolMaps;
 use crate::service_table::ServiceTable;
 use crate::sys::{HashMapFd, Mapping, open_pinned};
@@ -30,9 +29,10 @@ pub(crate) struct Maps {
 
 impl Maps {
     /// Opens what [`crate::object::load`] has pinned.
-    pub(crate) fn open(directory: &Path, sizes: Sizes, processors: u32) -> Result<Maps, Error> {
+    pub(crate) fn open(options: &Options, processors: u32) -> Result<Maps, Error> {
+        let sizes = options.sizes;
         let open = |map: &'static str| -> Result<OwnedFd, Error> {
-            open_pinned(&directory.join(map)).map_err(|source| Error::Map { action: "open", map, source })
+            open_pinned(&options.map_path(map)).map_err(|source| Error::Map { action: "open", map, source })
         };
         let failed = |map| move |source| Error::Map { action: "map into memory", map, source };
         let pools = PoolMaps {

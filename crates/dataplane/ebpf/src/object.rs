@@ -1,7 +1,6 @@
 //! Loads the programs and their maps.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 
 use aya::programs::Program;
 use aya::{EbpfLoader, include_bytes_aligned};
@@ -10,7 +9,7 @@ use tracing::debug;
 
 use crate::error::Error;
 use crate::features::Features;
-use crate::options::Sizes;
+use crate::options::Options;
 use crate::service_table::ServiceTable;
 
 /// Compiled from `programs/` by `scripts/build-ebpf`.
@@ -38,20 +37,13 @@ pub(crate) const HOOKS: [Hook; 9] = [
     Hook { name: "connect6", attach_type: 11 },
 ];
 
-/// The maps that are pinned. What is remembered for sockets is among them, so that it survives a restart.
-pub(crate) const MAPS: [&str; 11] = [
-    "services",
-    "pools",
-    "slots",
-    "backends",
-    "affinities",
-    "counters",
-    "namespaces",
-    "connections",
-    "connected_sockets",
-    "datagram_peers",
-    "datagram_sockets",
-];
+/// The maps of Services and their endpoints, which are pinned.
+pub(crate) const TABLES: [&str; 7] =
+    ["services", "pools", "slots", "backends", "affinities", "counters", "namespaces"];
+
+/// The maps that hold what is remembered for sockets. They are pinned, too, so that it survives a restart.
+pub(crate) const SOCKET_MAPS: [&str; 4] =
+    ["connections", "connected_sockets", "datagram_peers", "datagram_sockets"];
 
 /// A program in the kernel that is not attached yet.
 #[derive(Debug)]
@@ -60,24 +52,20 @@ pub(crate) struct LoadedProgram {
     pub(crate) fd: OwnedFd,
 }
 
-/// Opens the maps pinned in a directory, or creates and pins them; then loads the programs over them.
+/// Opens the maps that are pinned, or creates and pins them; then loads the programs over them.
 pub(crate) fn load(
-    directory: &Path,
-    sizes: Sizes,
+    options: &Options,
     processors: u32,
     features: Features,
-    listed_namespaces_only: bool,
 ) -> Result<Vec<LoadedProgram>, Error> {
-    load_object(OBJECT, directory, sizes, processors, features, listed_namespaces_only)
+    load_object(OBJECT, options, processors, features)
 }
 
 fn load_object(
     bytes: &[u8],
-    directory: &Path,
-    sizes: Sizes,
+    options: &Options,
     processors: u32,
     features: Features,
-    listed_namespaces_only: bool,
 ) -> Result<Vec<LoadedProgram>, Error> {
     // Before 5.11, maps count against this limit.
     if let Err(error) = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {
@@ -85,9 +73,11 @@ fn load_object(
     }
     let can_set_error = u32::from(features.can_set_error);
     let node_namespace = features.node_namespace.unwrap_or(0);
-    let listed_namespaces_only = u32::from(listed_namespaces_only);
+    let listed_namespaces_only = u32::from(options.namespaces.is_some());
+    let sizes = options.sizes;
     let counters_per_processor = sizes.counters();
-    let paths = MAPS.map(|map| (map, directory.join(map)));
+    let all = TABLES.into_iter().chain(SOCKET_MAPS);
+    let paths: Vec<_> = all.map(|map| (map, options.map_path(map))).collect();
     let mut loader = EbpfLoader::new();
     loader
         .btf(None)
@@ -124,6 +114,8 @@ fn load_object(
 mod tests {
     use super::*;
     use crate::cleanup;
+    use crate::options::Sizes;
+    use portwarden_model::Family;
     use portwarden_testkit::bpf;
 
     /// Where a section of an ELF file (64 bits, little-endian) starts.
@@ -146,11 +138,14 @@ mod tests {
         let start = section(&bytes, "cgroup/connect4");
         bytes[start..start + 8].copy_from_slice(&[0x79, 0x90, 0, 0, 0, 0, 0, 0]);
         let directory = bpf::pin_directory("refused").unwrap();
-        std::fs::create_dir_all(&directory).unwrap();
         let sizes = Sizes { endpoints: 16, frontends: 16, counted_ports: 1 };
+        let options = Options { pin_directory: directory.clone(), sizes, ..Options::new(&Family::BOTH) };
+        for directory in [options.table_directory(), options.socket_directory()] {
+            std::fs::create_dir_all(&directory).unwrap();
+        }
         let features = Features { can_set_error: false, node_namespace: None };
-        let error = load_object(&bytes, &directory, sizes, 1, features, false).unwrap_err().to_string();
-        std::fs::remove_dir_all(&directory).unwrap();
+        let error = load_object(&bytes, &options, 1, features).unwrap_err().to_string();
+        assert!(cleanup(&directory).unwrap());
         assert!(error.contains("program connect4 (the verifier's last lines: "), "{error}");
         assert!(error.contains("R9 !read_ok"), "{error}");
         assert!(error.contains("use another mode"), "{error}");

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use portwarden_model::Family;
 
-use crate::layout::VERSION;
+use crate::layout::{SOCKETS_VERSION, TABLES_VERSION};
+use crate::object::SOCKET_MAPS;
 
 /// Where maps and links are pinned unless the operator says otherwise.
 pub const PIN_DIRECTORY: &str = "/sys/fs/bpf/portwarden";
@@ -47,10 +48,22 @@ impl Options {
         }
     }
 
-    /// Maps of another version or size never share a directory with these.
-    pub(crate) fn map_directory(&self) -> PathBuf {
+    /// Where tables are pinned: those of another version or size never share a directory with these.
+    pub(crate) fn table_directory(&self) -> PathBuf {
         let Sizes { endpoints, frontends, counted_ports } = self.sizes;
-        self.pin_directory.join(format!("maps-v{VERSION}-{endpoints}-{frontends}-{counted_ports}"))
+        self.pin_directory.join(format!("maps-v{TABLES_VERSION}-{endpoints}-{frontends}-{counted_ports}"))
+    }
+
+    /// Where the maps are pinned that hold what is remembered for sockets. They outlive a change of the tables.
+    pub(crate) fn socket_directory(&self) -> PathBuf {
+        self.pin_directory.join(format!("sockets-v{SOCKETS_VERSION}"))
+    }
+
+    /// Where a map is pinned.
+    pub(crate) fn map_path(&self, map: &str) -> PathBuf {
+        let of_sockets = SOCKET_MAPS.contains(&map);
+        let directory = if of_sockets { self.socket_directory() } else { self.table_directory() };
+        directory.join(map)
     }
 
     pub(crate) fn link_directory(&self) -> PathBuf {

@@ -186,6 +186,26 @@ impl Pools {
         all.filter_map(|number| Some((number, *known.get(&address(&number))?))).collect()
     }
 
+    /// Whether an endpoint has its number here.
+    pub(crate) fn has(&self, endpoint: &PoolEndpoint) -> bool {
+        let cell = self.maps.backends.get(endpoint.backend as usize);
+        cell.is_some_and(|cell| cell.pool() != 0 && cell.address() == endpoint.address)
+    }
+
+    /// A UDP socket is connected to a backend.
+    pub(crate) fn note_datagram_socket(&self, backend: u32) {
+        self.maps.backends[backend as usize].note_datagram_socket();
+    }
+
+    /// The number of each endpoint's backend, or `None` for one that several pools have.
+    pub(crate) fn numbers_by_address(&self) -> HashMap<SocketAddr, Option<u32>> {
+        let mut all = HashMap::new();
+        for (cell, number) in self.maps.backends.iter().zip(0..).filter(|(cell, _)| cell.pool() != 0) {
+            all.entry(cell.address()).and_modify(|known| *known = None).or_insert(Some(number));
+        }
+        all
+    }
+
     fn word(&self, pool: u32) -> PoolWord {
         self.maps.pools[pool as usize].word()
     }

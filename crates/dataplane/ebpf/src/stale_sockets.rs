@@ -14,8 +14,9 @@ use portwarden_netlink::IpFamily;
 use portwarden_netlink::sock_diag::{ConnectedSocket, SockDiag};
 use tracing::{debug, info, warn};
 
-use crate::layout::{PoolEndpoint, datagram_peer};
+use crate::layout::{PoolEndpoint, datagram_peer, with_backend};
 use crate::maps::PeerMap;
+use crate::pools::Pools;
 
 /// The thread that looks for sockets, started when it is first needed. It visits network namespaces, which the engine's thread must not.
 #[derive(Debug)]
@@ -52,6 +53,40 @@ impl StaleSockets {
                 warn!(err = %error, "Cannot start a thread; UDP sockets stay connected to endpoints that left");
             }
         }
+    }
+
+    /// After a change of the tables' size or version, sockets that were connected before have numbers of the old tables. Ends those whose endpoint is gone,
+    /// or serves several Services, so that it is unknown which of them the socket belongs to.
+    pub(crate) fn follow_new_tables(&mut self, pools: &Pools) {
+        match self.renumber(pools) {
+            Ok(unknown) => self.end(unknown),
+            Err(error) => {
+                warn!(err = %error, "Cannot read the map of connected UDP sockets; they stay connected to endpoints that leave");
+            }
+        }
+    }
+
+    fn renumber(&self, pools: &Pools) -> std::io::Result<Vec<PoolEndpoint>> {
+        let mut unknown = Vec::new();
+        let mut numbers = None;
+        for cookie in self.peers.keys()? {
+            let Some(value) = self.peers.get(&cookie)? else { continue };
+            let endpoint = datagram_peer(&value);
+            // A program over the new tables has already written some.
+            if pools.has(&endpoint) {
+                pools.note_datagram_socket(endpoint.backend);
+                continue;
+            }
+            let numbers = numbers.get_or_insert_with(|| pools.numbers_by_address());
+            match numbers.get(&endpoint.address).copied().flatten() {
+                Some(number) => {
+                    self.peers.insert(&cookie, &with_backend(value, number))?;
+                    pools.note_datagram_socket(number);
+                }
+                None => unknown.push(endpoint),
+            }
+        }
+        Ok(unknown)
     }
 
     fn start(&self) -> std::io::Result<Sender<Vec<PoolEndpoint>>> {

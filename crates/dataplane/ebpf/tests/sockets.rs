@@ -386,3 +386,54 @@ fn a_socket_that_is_open_over_a_restart_still_shows_the_service() -> Result<()> 
     }
     Ok(())
 }
+
+/// A datagram socket that is connected to a Service and has had an answer from it.
+fn connected(node: &Node, to: SocketAddr) -> Result<UdpSocket> {
+    let socket = client(node.topology.pod(2), to)?;
+    socket.connect(to)?;
+    socket.send(b"?")?;
+    socket.recv(&mut [0; 64])?;
+    Ok(socket)
+}
+
+#[test]
+fn open_sockets_survive_a_change_of_the_size_of_the_tables() -> Result<()> {
+    let mut node = Node::new("resized")?;
+    serve_tcp(node.topology.pod(0), 8080)?;
+    for pod in node.topology.pods() {
+        echo(pod, 5353)?;
+    }
+    let udp = port(5353).udp();
+    let other = |name: &str, ip: &str| service(name).cluster_ip(ip).port(port(53).udp());
+    node.apply(web(), "web", &port(8080), &[0]);
+    node.apply(dns(), "dns", &udp, &[0]);
+    node.apply(other("other", "10.96.0.20"), "other", &udp, &[1]);
+    node.apply(other("leaving", "10.96.0.30"), "leaving", &udp, &[2]);
+    node.sync()?;
+    let (stream, _) = connect(node.topology.pod(2), targets(80)[0])?;
+    let (leaves, other, leaving) = (
+        connected(&node, targets(53)[0])?,
+        connected(&node, "10.96.0.20:53".parse()?)?,
+        connected(&node, "10.96.0.30:53".parse()?)?,
+    );
+    let is_ended = |socket: &UdpSocket| -> Result<()> {
+        let error = socket.recv(&mut [0; 64]).expect_err("nothing was sent");
+        ensure!(error.kind() == std::io::ErrorKind::ConnectionAborted, "{error}");
+        Ok(())
+    };
+    // One endpoint leaves while no process is there to notice, and the next process has larger tables.
+    node.endpoints("leaving", &udp, &[]);
+    node.options.sizes.endpoints *= 2;
+    node.start()?;
+    let directories: Vec<_> = fs::read_dir(&node.options.pin_directory)?.flatten().collect();
+    ensure!(directories.len() == 3, "links, tables and sockets; the old tables are gone: {directories:?}");
+    is_ended(&leaving)?;
+    ensure!(stream.peer_addr()? == targets(80)[0] && leaves.peer_addr()? == targets(53)[0]);
+    // Another one leaves later.
+    node.endpoints("dns", &udp, &[1]);
+    node.sync()?;
+    is_ended(&leaves)?;
+    other.send(b"?")?;
+    other.recv(&mut [0; 64]).context("the endpoint of another Service was not concerned")?;
+    Ok(())
+}
