@@ -68,7 +68,8 @@ impl Pools {
         Pools {
             maps,
             ranges: Ranges::new(order),
-            free_pools: Numbers::below(pools),
+            // Those that nothing prefers begin far behind the preferred numbers of a small cluster.
+            free_pools: Numbers { next: (pools / 2).max(1), ..Numbers::below(pools) },
             free_backends: Numbers::below(backends),
             resting: VecDeque::new(),
         }
