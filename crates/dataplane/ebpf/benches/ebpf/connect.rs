@@ -250,39 +250,70 @@ fn exchange(client: &mut TcpStream, server: &mut TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// A row of the table: percentiles of each measure.
-type Figures = (Kind, usize, [[f64; 2]; 4]);
+/// What the table says about one measure of a setup.
+#[derive(Debug, Clone, Copy)]
+struct Figures {
+    median: f64,
+    p99: f64,
+    per_second: f64,
+}
+
+impl Figures {
+    fn of(microseconds: &mut [f64]) -> Figures {
+        let mean = microseconds.iter().sum::<f64>() / microseconds.len() as f64;
+        let [median, p99] = [50, 99].map(|percent| percentile(microseconds, percent));
+        Figures { median, p99, per_second: 1e6 / mean }
+    }
+
+    /// Ratios to another setup, if there is one.
+    fn ratios(self, other: Option<Figures>) -> [String; 3] {
+        let ratio = |own: f64, other: Option<f64>| {
+            other.map_or("-".to_owned(), |other| format!("{:.2}", own / other))
+        };
+        [
+            ratio(self.median, other.map(|other| other.median)),
+            ratio(self.p99, other.map(|other| other.p99)),
+            ratio(self.per_second, other.map(|other| other.per_second)),
+        ]
+    }
+}
 
 fn print(setups: &mut [Setup]) {
-    let figures: Vec<Figures> = setups
+    let rows: Vec<(Kind, usize, [Figures; 4])> = setups
         .iter_mut()
         .map(|setup| {
-            let both = |times: &mut Vec<f64>| [percentile(times, 50), percentile(times, 99)];
-            (setup.kind, setup.services, setup.microseconds.each_mut().map(both))
+            let figures = setup.microseconds.each_mut().map(|times| Figures::of(times));
+            (setup.kind, setup.services, figures)
         })
         .collect();
     println!(
-        "\nfrom a pod to a pod of the same node, IPv4; microseconds, and ratios of the medians to a direct connection and to nftables"
+        "\nfrom a pod to a pod of the same node, IPv4; microseconds, and ratios to a direct connection and to nftables"
     );
     for (measure, name) in MEASURES.into_iter().enumerate() {
-        println!("\n| Services | {name} | p50 us | p99 us | per second | p50 : direct | p50 : nftables |");
-        println!("|---|---|---|---|---|---|---|");
-        let p50 = |wanted: Kind, services: usize| {
-            let same = |(kind, count, _): &&Figures| {
-                *kind == wanted && (*count == services || wanted == Kind::Direct)
-            };
-            figures.iter().find(same).map_or(f64::NAN, |(_, _, all)| all[measure][0])
+        println!(
+            "\n| Services | {name} | p50 us | : direct | : nftables | p99 us | : direct | : nftables | per second | : direct | : nftables |"
+        );
+        println!("|{}", "---|".repeat(11));
+        let of = |wanted: Kind, services: usize| {
+            let found = rows.iter().find(|(kind, count, _)| (*kind, *count) == (wanted, services));
+            found.map(|(_, _, figures)| figures[measure])
         };
-        for (kind, services, all) in &figures {
-            let [median, high] = all[measure];
-            let ratio =
-                |other: f64| if other.is_nan() { "-".to_owned() } else { format!("{:.2}", median / other) };
+        for (kind, services, figures) in &rows {
+            let own = figures[measure];
+            let direct = own.ratios(of(Kind::Direct, 0));
+            let nftables = own.ratios(of(Kind::Nftables, *services));
             println!(
-                "| {services} | {} | {median:.1} | {high:.1} | {:.0} | {} | {} |",
+                "| {services} | {} | {:.1} | {} | {} | {:.1} | {} | {} | {:.0} | {} | {} |",
                 kind.name(),
-                1e6 / median,
-                ratio(p50(Kind::Direct, 0)),
-                ratio(p50(Kind::Nftables, *services))
+                own.median,
+                direct[0],
+                nftables[0],
+                own.p99,
+                direct[1],
+                nftables[1],
+                own.per_second,
+                direct[2],
+                nftables[2]
             );
         }
     }

@@ -99,7 +99,7 @@ pub(crate) fn memory(_: Effort) -> Result<()> {
     println!("\nmemory of the maps with {SERVICES} Services and {} endpoints", SERVICES * ENDPOINTS);
     let mut total = 0;
     for directory in fs::read_dir(&options.pin_directory)?.flatten() {
-        if !directory.file_name().to_string_lossy().starts_with("maps-") {
+        if directory.file_name() == "links" {
             continue;
         }
         for map in fs::read_dir(directory.path())?.flatten() {
