@@ -1,8 +1,9 @@
 //! Loads the programs and their maps.
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use aya::programs::Program;
+use aya::programs::{Program, ProgramError};
 use aya::{EbpfLoader, include_bytes_aligned};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use tracing::debug;
@@ -11,6 +12,7 @@ use crate::error::Error;
 use crate::features::Features;
 use crate::options::Options;
 use crate::service_table::ServiceTable;
+use crate::sys::load_despite_signals;
 
 /// Compiled from `programs/` by `scripts/build-ebpf`.
 static OBJECT: &[u8] = include_bytes_aligned!("../programs/socket.bpf.o");
@@ -98,16 +100,24 @@ fn load_object(
     for hook in HOOKS {
         let program = object.program_mut(hook.name).ok_or(Error::NoProgram(hook.name))?;
         let refused = |source| Error::program(hook.name, source);
-        let loaded = match program {
+        let load = || match program {
             Program::CgroupSockAddr(program) => program.load(),
             Program::CgroupSock(program) => program.load(),
-            _ => return Err(Error::NoProgram(hook.name)),
+            _ => Err(ProgramError::UnexpectedProgramType),
         };
-        loaded.map_err(refused)?;
+        load_despite_signals(load, answer).map_err(refused)?;
         let fd = program.fd().map_err(refused)?.as_fd().try_clone_to_owned();
         programs.push(LoadedProgram { hook, fd: fd.map_err(|error| refused(error.into()))? });
     }
     Ok(programs)
+}
+
+/// What the kernel said to a program.
+fn answer(refusal: &ProgramError) -> Option<&io::Error> {
+    match refusal {
+        ProgramError::LoadError { io_error, .. } => Some(io_error),
+        _ => None,
+    }
 }
 
 #[cfg(test)]

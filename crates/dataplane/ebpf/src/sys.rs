@@ -241,14 +241,38 @@ fn load_connect_program(program: &[u64]) -> io::Result<OwnedFd> {
     const INET4_CONNECT: u32 = 10;
     let count = u32::try_from(program.len()).map_err(io::Error::other)?;
     let license = c"GPL";
-    let attribute = Attribute::new()
-        .u32(0, CGROUP_SOCK_ADDR)
-        .u32(4, count)
-        .pointer(8, program.as_ptr())
-        .pointer(16, license.as_ptr())
-        .u32(68, INET4_CONNECT);
-    // SAFETY: the program has as many instructions as stated, the licence a final zero; both outlive the call.
-    unsafe { attribute.call_for_descriptor(command::PROGRAM_LOAD) }
+    let load = || {
+        let attribute = Attribute::new()
+            .u32(0, CGROUP_SOCK_ADDR)
+            .u32(4, count)
+            .pointer(8, program.as_ptr())
+            .pointer(16, license.as_ptr())
+            .u32(68, INET4_CONNECT);
+        // SAFETY: the program has as many instructions as stated, the licence a final zero; both outlive the call.
+        unsafe { attribute.call_for_descriptor(command::PROGRAM_LOAD) }
+    };
+    load_despite_signals(load, |error| Some(error))
+}
+
+/// Loads a program. The kernel stops verifying it when a signal arrives for the calling thread, and wants to be asked again (`EAGAIN`).
+pub(crate) fn load_despite_signals<T, E>(
+    mut load: impl FnMut() -> Result<T, E>,
+    answer: impl Fn(&E) -> Option<&io::Error>,
+) -> Result<T, E> {
+    /// More signals than that do not arrive by chance.
+    const ATTEMPTS: usize = 20;
+    let interrupted = |result: &Result<T, E>| {
+        let error = result.as_ref().err().and_then(&answer);
+        error.is_some_and(|error| error.raw_os_error() == Some(libc::EAGAIN))
+    };
+    let mut result = load();
+    for _ in 1..ATTEMPTS {
+        if !interrupted(&result) {
+            break;
+        }
+        result = load();
+    }
+    result
 }
 
 /// An array of one value.

@@ -103,6 +103,24 @@ fn frontends_that_do_not_fit_are_served_by_nftables() -> Result<()> {
 }
 
 #[test]
+fn a_process_that_is_interrupted_loads_its_programs_all_the_same() -> Result<()> {
+    let mut node = Node::new("interrupted")?;
+    // The kernel stops verifying a program when a signal is pending. There are fewer of them than attempts to load a program.
+    let script = "i=0; while [ $i -lt 15 ]; do kill -STOP $1; kill -CONT $1; i=$((i+1)); sleep 0.007; done";
+    let own = std::process::id().to_string();
+    let mut starts = 0;
+    for _ in 0..4 {
+        let mut signals = std::process::Command::new("sh").args(["-c", script, "sh", &own]).spawn()?;
+        while signals.try_wait()?.is_none() {
+            node.start().with_context(|| format!("start {starts}"))?;
+            starts += 1;
+        }
+    }
+    ensure!(starts > 0, "all signals came before the first start");
+    Ok(())
+}
+
+#[test]
 fn the_table_of_frontends_grows_while_connections_are_made() -> Result<()> {
     const MANY: u16 = 8_300;
     let sizes = Sizes { endpoints: 256, frontends: 16_384, counted_ports: 16 };
