@@ -76,6 +76,12 @@ pub(crate) fn link_directory(pin_directory: &Path) -> PathBuf {
 }
 
 impl Sizes {
+    /// For so many endpoints. There are at least as many frontends as by default, and half as many as endpoints.
+    pub fn for_endpoints(endpoints: u32) -> Self {
+        let default = Sizes::default();
+        Sizes { endpoints, frontends: default.frontends.max(endpoints / 2), ..default }
+    }
+
     /// A range of slots may be twice as large as its pool, and while a pool changes it has two.
     pub(crate) fn slots(self) -> u32 {
         self.endpoints.next_power_of_two().saturating_mul(2)
@@ -94,5 +100,17 @@ impl Sizes {
 impl Default for Sizes {
     fn default() -> Self {
         Sizes { endpoints: 1 << 18, frontends: 1 << 17, counted_ports: 1 << 12 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_for_more_endpoints_is_room_for_more_frontends() {
+        let frontends = |endpoints| Sizes::for_endpoints(endpoints).frontends;
+        assert_eq!([frontends(1), frontends(1 << 18), frontends(1 << 20)], [1 << 17, 1 << 17, 1 << 19]);
+        assert_eq!(Sizes::for_endpoints(1 << 18), Sizes::default());
     }
 }

@@ -67,7 +67,7 @@ impl Operations for EbpfMode {
         };
         let nftables = Nftables::new(context.families, below)
             .context("cannot create the nftables proxier, on which mode ebpf stands")?;
-        let sizes = Sizes { endpoints: config.ebpf.max_endpoints, ..Sizes::default() };
+        let sizes = Sizes::for_endpoints(config.ebpf.max_endpoints);
         let options = Options {
             cgroup: config.ebpf.cgroup_root.clone(),
             pin_directory: config.ebpf.pin_directory.clone(),
