@@ -33,11 +33,6 @@ impl Earlier {
         Earlier { records, pools: sound }
     }
 
-    /// Whether there was nothing.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.records.is_empty()
-    }
-
     /// Claims the pool that served one of these frontends, if no other port has.
     pub(crate) fn claim_pool(&mut self, wanted: &[Wanted], kind: PoolKind) -> Option<u32> {
         let local = kind == PoolKind::Local;

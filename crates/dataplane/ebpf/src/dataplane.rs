@@ -45,8 +45,8 @@ pub struct Ebpf {
     monitor: RouteMonitor,
     stale_sockets: StaleSockets,
     map_pins: MapPins,
-    /// The tables were empty when this process started, but sockets may be older.
-    new_tables: bool,
+    /// Whether sockets that are older than this process were taken over.
+    has_taken_over: bool,
     /// When to look next whether everything is attached and pinned; `None` until it was.
     check_due: Option<Instant>,
 }
@@ -87,7 +87,7 @@ impl Ebpf {
         let earlier = Earlier::take_over(&maps.services, &mut pools);
         counters.start(maps.counters, earlier.counters());
         Ok(Ebpf {
-            new_tables: earlier.is_empty(),
+            has_taken_over: false,
             tables: Tables {
                 services: maps.services,
                 affinities: maps.affinities,
@@ -257,8 +257,8 @@ impl Dataplane for Ebpf {
                 Ok(attached) => report.written += attached,
                 Err(error) => return Err(SyncError { report, ..SyncError::from(error) }),
             }
-            if all && std::mem::take(&mut self.new_tables) {
-                self.stale_sockets.follow_new_tables(&self.tables.pools);
+            if all && !std::mem::replace(&mut self.has_taken_over, true) {
+                self.stale_sockets.take_over(&self.tables.pools);
             }
         }
         Ok(report)

@@ -187,10 +187,10 @@ impl Pools {
         all.filter_map(|number| Some((number, *known.get(&address(&number))?))).collect()
     }
 
-    /// Whether an endpoint has its number here.
-    pub(crate) fn has(&self, endpoint: &PoolEndpoint) -> bool {
+    /// Whether an endpoint serves, if its number is one of these tables.
+    pub(crate) fn serves(&self, endpoint: &PoolEndpoint) -> Option<bool> {
         let cell = self.maps.backends.get(endpoint.backend as usize);
-        cell.is_some_and(|cell| cell.pool() != 0 && cell.address() == endpoint.address)
+        cell.filter(|cell| cell.address() == endpoint.address).map(|cell| cell.pool() != 0)
     }
 
     /// A UDP socket is connected to a backend.

@@ -55,9 +55,9 @@ impl StaleSockets {
         }
     }
 
-    /// After a change of the tables' size or version, sockets that were connected before have numbers of the old tables. Ends those whose endpoint is gone,
-    /// or serves several Services, so that it is unknown which of them the socket belongs to.
-    pub(crate) fn follow_new_tables(&mut self, pools: &Pools) {
+    /// Takes over the sockets that were connected before this process started. After a change of the tables' size or version they have numbers of the old
+    /// tables. Ends those whose endpoint is gone, or serves several Services, so that it is unknown which of them the socket belongs to.
+    pub(crate) fn take_over(&mut self, pools: &Pools) {
         match self.renumber(pools) {
             Ok(unknown) => self.end(unknown),
             Err(error) => {
@@ -72,18 +72,19 @@ impl StaleSockets {
         for cookie in self.peers.keys()? {
             let Some(value) = self.peers.get(&cookie)? else { continue };
             let endpoint = datagram_peer(&value);
-            // A program over the new tables has already written some.
-            if pools.has(&endpoint) {
-                pools.note_datagram_socket(endpoint.backend);
-                continue;
-            }
-            let numbers = numbers.get_or_insert_with(|| pools.numbers_by_address());
-            match numbers.get(&endpoint.address).copied().flatten() {
-                Some(number) => {
+            match pools.serves(&endpoint) {
+                Some(true) => pools.note_datagram_socket(endpoint.backend),
+                // It left, and the earlier process may not have come so far as to end the socket.
+                Some(false) => unknown.push(endpoint),
+                None => {
+                    let numbers = numbers.get_or_insert_with(|| pools.numbers_by_address());
+                    let Some(number) = numbers.get(&endpoint.address).copied().flatten() else {
+                        unknown.push(endpoint);
+                        continue;
+                    };
                     self.peers.insert(&cookie, &with_backend(value, number))?;
                     pools.note_datagram_socket(number);
                 }
-                None => unknown.push(endpoint),
             }
         }
         Ok(unknown)
